@@ -1,0 +1,9 @@
+module berth
+
+go 1.26
+
+ignore (
+	./groups
+	./data
+	./store
+)

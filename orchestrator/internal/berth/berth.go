@@ -1,0 +1,226 @@
+// Package berth holds the words that the rest of Berth speaks: groups, messages,
+// runs, batches, outgoing texts, and the kinds of error that a person may see.
+// It imports the standard library only; everything here is a plain value and
+// safe to copy.
+package berth
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// MainFolder is the folder of the operator's own group.
+const MainFolder = "main"
+
+// Group is a registered chat, the unit of isolation.
+type Group struct {
+	JID             string // the chat, for example "console:family" or "1203…@g.us"
+	Name            string
+	Folder          string // unique; see ValidFolder
+	Trigger         string // "@Name", or empty for the assistant's own name
+	RequiresTrigger bool
+	Container       ContainerConfig
+	AddedAt         time.Time
+}
+
+// IsMain reports whether g is the operator's own group.
+func (g Group) IsMain() bool { return g.Folder == MainFolder }
+
+// NeedsTrigger reports whether a message has to carry the trigger to wake g.
+// The main group never needs one.
+func (g Group) NeedsTrigger() bool { return g.RequiresTrigger && !g.IsMain() }
+
+// ContainerConfig is what an operator may set for one group. Zero values mean
+// the daemon's defaults. Its JSON is the ancestors' container_config column.
+type ContainerConfig struct {
+	AdditionalMounts []MountRequest `json:"additionalMounts,omitempty"`
+	TimeoutMS        int64          `json:"timeout,omitempty"` // hard timeout in milliseconds
+	Image            string         `json:"image,omitempty"`
+	Engine           string         `json:"engine,omitempty"`
+	MemoryMiB        int64          `json:"memoryMiB,omitempty"`
+	CPUs             float64        `json:"cpus,omitempty"`
+	Pids             int64          `json:"pids,omitempty"`
+}
+
+// MountRequest asks for a host folder inside the container. It is only a wish:
+// the allowlist decides.
+type MountRequest struct {
+	HostPath      string `json:"hostPath"`
+	ContainerPath string `json:"containerPath,omitempty"`
+	// ReadOnly is a pointer because only an explicit false asks for writing.
+	ReadOnly *bool `json:"readonly,omitempty"`
+}
+
+// Mount is one bind mount of a container.
+type Mount struct {
+	Source   string `json:"source"`
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"readonly"`
+}
+
+// Message is one stored chat message.
+type Message struct {
+	Seq        int64     `json:"seq"` // the store's order; 0 before it is stored
+	ID         string    `json:"id"`  // the channel's id, unique within the chat
+	ChatJID    string    `json:"chat"`
+	Sender     string    `json:"sender"`
+	SenderName string    `json:"senderName"`
+	Text       string    `json:"text"`
+	Time       time.Time `json:"time"` // by the channel's clock; never used for order
+	FromMe     bool      `json:"fromMe,omitempty"`
+	Bot        bool      `json:"bot,omitempty"`   // written by Berth itself
+	Wakes      bool      `json:"wakes,omitempty"` // carried a trigger, or needed none
+}
+
+// RunState is a step in the life of a container.
+type RunState string
+
+// The states of a run, in order. A run goes back and forth between busy and
+// idle and ends as gone.
+const (
+	RunStarting RunState = "starting"
+	RunBusy     RunState = "busy"
+	RunIdle     RunState = "idle"
+	RunClosing  RunState = "closing"
+	RunStopping RunState = "stopping"
+	RunGone     RunState = "gone"
+)
+
+// The kinds of run.
+const (
+	KindChat = "chat"
+	KindTask = "task"
+)
+
+// Run is the life of one container, from create to gone.
+type Run struct {
+	ID        string
+	Folder    string
+	ChatJID   string
+	Kind      string // KindChat or KindTask
+	State     RunState
+	Container string // engine's id, empty until created
+	Image     string
+	Engine    string
+	Nonce     string // secret between host and runner
+	LastSeq   int64  // highest frame sequence number committed
+	StartedAt time.Time
+	EndedAt   time.Time // zero while the run lives
+	Error     string
+}
+
+// BatchState says how far a batch came.
+type BatchState string
+
+// A batch is sent when its delivery to a run was attempted, consumed when the
+// runner acknowledged it, done when its turn ended, and returned when its run
+// ended before any output: then its messages are pending again.
+const (
+	BatchSent     BatchState = "sent"
+	BatchConsumed BatchState = "consumed"
+	BatchDone     BatchState = "done"
+	BatchReturned BatchState = "returned"
+)
+
+// Batch is a contiguous piece of a chat's messages that one run was given.
+type Batch struct {
+	ID       int64
+	RunID    string
+	ChatJID  string
+	From, To int64 // message sequence numbers: From exclusive, To inclusive
+	AckID    string
+	State    BatchState
+	Answered bool // some output of it reached the outbox
+	Input    bool // delivered as an input file, not on stdin
+	Messages []Message
+	Omitted  int // older messages left out of Messages for size
+}
+
+// OutState says how far an outgoing text came.
+type OutState string
+
+// The states of an outgoing text.
+const (
+	OutPending OutState = "pending"
+	OutSent    OutState = "sent"
+	OutDead    OutState = "dead" // given up after the last attempt
+)
+
+// Outgoing is one text on its way to a chat: at most one chunk long.
+type Outgoing struct {
+	ID        int64
+	ChatJID   string
+	Key       string // idempotency key of the fact that caused it
+	Kind      string // OutAnswer, OutMessage or OutNotice
+	Text      string
+	MessageID string // chosen before the first attempt and kept
+	AnswersTo int64  // sequence number of the last message it answers, or 0
+	State     OutState
+	Attempts  int
+	NotBefore time.Time
+	CreatedAt time.Time
+	Error     string
+}
+
+// The kinds of outgoing text.
+const (
+	OutAnswer  = "answer"  // an agent's result
+	OutMessage = "message" // sent by an agent during its turn
+	OutNotice  = "notice"  // Berth itself speaking
+)
+
+var folderPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+
+// ValidFolder returns an Invalid error unless name can be a group's folder.
+func ValidFolder(name string) error {
+	lower := strings.ToLower(name)
+	if !folderPattern.MatchString(name) || lower == "global" || lower == "errors" {
+		return Errorf(Invalid, "folder %q cannot be used: 1 to 64 letters, digits, - or _, starting with a letter or digit, and not global or errors", name)
+	}
+	return nil
+}
+
+// NewID returns n random bytes in hex.
+func NewID(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // crypto/rand.Read never fails
+	return hex.EncodeToString(b)
+}
+
+// Kind sorts errors by what a person can do about them.
+type Kind int
+
+// The kinds of error. Anything without a kind is Internal.
+const (
+	Internal Kind = iota
+	Invalid
+	NotFound
+	Conflict
+	Denied
+	Unavailable
+)
+
+// String returns the kind's name on the control socket.
+func (k Kind) String() string {
+	return [...]string{"internal", "invalid", "not found", "conflict", "denied", "unavailable"}[k]
+}
+
+// Error is an error meant to be read by a person: what, why, what to do.
+type Error struct {
+	Kind Kind
+	Text string
+	err  error
+}
+
+func (e *Error) Error() string { return e.Text }
+func (e *Error) Unwrap() error { return e.err }
+
+// Errorf makes an Error; %w works as in fmt.Errorf.
+func Errorf(kind Kind, format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	return &Error{Kind: kind, Text: err.Error(), err: err}
+}
