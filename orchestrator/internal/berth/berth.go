@@ -224,3 +224,60 @@ func Errorf(kind Kind, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Kind: kind, Text: err.Error(), err: err}
 }
+
+// Progress is what one frame of a run changed.
+type Progress struct {
+	RunID     string
+	Seq       int64    // the frame's number, or 0
+	Acked     []string // ids of acknowledged batches
+	Session   string   // new session id, or empty
+	Out       []Outgoing
+	TurnEnded bool // what was acknowledged is done
+}
+
+// Ending is how a run ended, and what is to become of the batches whose turn
+// did not end: those that were answered are done, the others pending again.
+type Ending struct {
+	RunID       string
+	At          time.Time
+	ExitCode    int
+	Error       string // empty: the run did what was asked
+	Class       string
+	DropSession bool
+	Uncounted   bool            // nobody's fault: not an attempt
+	NoRetry     bool            // trying again cannot help
+	RetryIn     time.Duration   // when above zero, instead of Backoff
+	Backoff     []time.Duration // before attempt 2, 3, …; after the last one the batch is given up
+	Notice      string          // told to the chat when the batch is given up
+}
+
+// Verdict says what became of a run's open batches.
+type Verdict struct {
+	Returned bool      // messages are pending again
+	RetryAt  time.Time // zero: at once, or not at all
+	Parked   bool      // given up until the next message
+}
+
+// Standing is how far the agent of a chat has come.
+type Standing struct {
+	Pending   int // messages after the cursor
+	Attempts  int // failed runs in a row
+	RetryAt   time.Time
+	LastError string
+}
+
+// Fate is what became of one message.
+type Fate struct {
+	State string // FateContext, FatePending, FateDone or FateFailed
+	Texts []string
+	RunID string
+	Error string
+}
+
+// The values of Fate.State.
+const (
+	FateContext = "context" // waits for a message with the trigger
+	FatePending = "pending"
+	FateDone    = "done"
+	FateFailed  = "failed" // given up until the next message
+)

@@ -1,0 +1,284 @@
+// Package queue decides which group runs when: one run a group, a fixed number
+// of slots over all, a first-in-first-out line of groups that wait, and room
+// made by closing the run that has been idle longest. It does no I/O and knows
+// nothing of containers; it may be lost at any moment, since what it holds can
+// be read from the store again.
+package queue
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+// Result is what a run leaves behind.
+type Result struct {
+	Again   bool      // the group has more to do
+	RetryAt time.Time // not before this
+}
+
+// Reason says why a run is to close.
+type Reason string
+
+// The reasons for closing a run.
+const (
+	ReasonIdle     Reason = "idle for too long"
+	ReasonEvicted  Reason = "another group waits for the slot"
+	ReasonStopped  Reason = "stopped by the operator"
+	ReasonShutdown Reason = "the daemon shuts down"
+)
+
+// Queue is the pool and its waiting line. Its methods may be called from any
+// goroutine and do not block, Shutdown excepted.
+type Queue struct {
+	start func(context.Context, *Slot) Result
+	limit int
+	idle  time.Duration
+	wg    sync.WaitGroup
+
+	mu     sync.Mutex
+	groups map[string]*group
+	line   []string // groups that wait for a slot, first come first
+	used   int
+	paused bool
+	closed bool
+}
+
+type group struct {
+	pending bool        // there may be something to do
+	slot    *Slot       // the live run, if any
+	hold    *time.Timer // runs until the next attempt
+	until   time.Time
+}
+
+// New returns a queue with limit slots, at least one. start carries one run to
+// its end and is called in a goroutine of its own; when it returns the slot is
+// free. A context that ends asks it to leave the run alone and return at once.
+// A run that is idle for the time idle is closed.
+func New(limit int, idle time.Duration, start func(context.Context, *Slot) Result) *Queue {
+	return &Queue{start: start, limit: max(limit, 1), idle: idle, groups: make(map[string]*group)}
+}
+
+// Add says that a group has something to do: its idle run is woken, or it joins
+// the line. Adding it again changes nothing.
+func (q *Queue) Add(folder string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	g := q.groupLocked(folder)
+	g.pending = true
+	if g.slot != nil {
+		g.slot.wakeLocked()
+		return
+	}
+	q.waitLocked(folder, g)
+	q.dispatchLocked()
+}
+
+// Hold keeps a group from starting before a time.
+func (q *Queue) Hold(folder string, until time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.holdLocked(folder, q.groupLocked(folder), until)
+}
+
+// Adopt gives a slot to a run that already exists, beyond the limit if need be.
+// It reports false if the group has a run.
+func (q *Queue) Adopt(folder string, carry func(context.Context, *Slot) Result) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	g := q.groupLocked(folder)
+	if q.closed || g.slot != nil {
+		return false
+	}
+	q.startLocked(folder, g, carry)
+	return true
+}
+
+// Pause stops new runs from starting; Resume lets them start again.
+func (q *Queue) Pause() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.paused = true
+}
+
+// Resume undoes Pause.
+func (q *Queue) Resume() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.paused = false
+	q.dispatchLocked()
+}
+
+// Close closes the run of a group. It reports false if there is none.
+func (q *Queue) Close(folder string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	g, ok := q.groups[folder]
+	if !ok || g.slot == nil {
+		return false
+	}
+	g.slot.closeLocked(ReasonStopped)
+	return true
+}
+
+// Shutdown starts nothing any more, closes the idle runs and tells the others
+// to let go, and waits until all have returned. When ctx ends first, it tells
+// every run to let go and waits for that.
+func (q *Queue) Shutdown(ctx context.Context) {
+	q.mu.Lock()
+	q.closed = true
+	q.line = nil
+	for _, g := range q.groups {
+		if g.hold != nil {
+			g.hold.Stop()
+		}
+		if g.slot == nil {
+			continue
+		}
+		if g.slot.idle {
+			g.slot.closeLocked(ReasonShutdown)
+		}
+		if !g.slot.closing {
+			g.slot.cancel()
+		}
+	}
+	q.mu.Unlock()
+
+	letGo := context.AfterFunc(ctx, func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		for _, g := range q.groups {
+			if g.slot != nil {
+				g.slot.cancel()
+			}
+		}
+	})
+	defer letGo()
+	q.wg.Wait()
+}
+
+// State is a view of the queue.
+type State struct {
+	Limit, Used int
+	Waiting     []string
+}
+
+// State returns how full the pool is and who waits.
+func (q *Queue) State() State {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return State{Limit: q.limit, Used: q.used, Waiting: slices.Clone(q.line)}
+}
+
+func (q *Queue) groupLocked(folder string) *group {
+	g, ok := q.groups[folder]
+	if !ok {
+		g = &group{}
+		q.groups[folder] = g
+	}
+	return g
+}
+
+func (q *Queue) waitLocked(folder string, g *group) {
+	if g.hold == nil && !slices.Contains(q.line, folder) {
+		q.line = append(q.line, folder)
+	}
+}
+
+func (q *Queue) holdLocked(folder string, g *group, until time.Time) {
+	if q.closed {
+		return
+	}
+	if g.hold != nil {
+		g.hold.Stop()
+	}
+	q.line = slices.DeleteFunc(q.line, func(f string) bool { return f == folder })
+	var timer *time.Timer
+	timer = time.AfterFunc(time.Until(until), func() {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		if g.hold != timer || q.closed {
+			return
+		}
+		g.hold = nil
+		if g.pending && g.slot == nil {
+			q.waitLocked(folder, g)
+			q.dispatchLocked()
+		}
+	})
+	g.hold, g.until = timer, until
+}
+
+// dispatchLocked is the only place that starts runs from the line, and the only
+// one that makes room for it.
+func (q *Queue) dispatchLocked() {
+	if q.paused || q.closed {
+		return
+	}
+	for len(q.line) > 0 && q.used < q.limit {
+		folder := q.line[0]
+		q.line = q.line[1:]
+		q.startLocked(folder, q.groups[folder], q.start)
+	}
+	q.evictLocked()
+}
+
+// evictLocked closes one idle run, the longest idle first, for each group in
+// the line that no closing run makes room for. Busy runs are left alone.
+func (q *Queue) evictLocked() {
+	if q.paused || q.closed {
+		return
+	}
+	closing := 0
+	var idle []*Slot
+	for _, g := range q.groups {
+		switch {
+		case g.slot == nil:
+		case g.slot.closing:
+			closing++
+		case g.slot.idle:
+			idle = append(idle, g.slot)
+		}
+	}
+	slices.SortFunc(idle, func(a, b *Slot) int { return a.since.Compare(b.since) })
+	for _, s := range idle[:min(len(idle), max(0, len(q.line)-closing))] {
+		s.closeLocked(ReasonEvicted)
+	}
+}
+
+func (q *Queue) startLocked(folder string, g *group, carry func(context.Context, *Slot) Result) {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &Slot{Folder: folder, q: q, g: g, cancel: cancel, wake: make(chan struct{}, 1), closed: make(chan struct{})}
+	g.slot = s
+	g.pending = false
+	q.used++
+	q.wg.Go(func() {
+		var result Result
+		defer func() { q.done(s, result) }() // also when the run panics
+		result = carry(ctx, s)
+	})
+}
+
+func (q *Queue) done(s *Slot, r Result) {
+	s.cancel()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	s.stopIdleLocked()
+	g := s.g
+	g.slot = nil
+	q.used--
+	g.pending = g.pending || r.Again
+	if time.Until(r.RetryAt) > 0 {
+		q.holdLocked(s.Folder, g, r.RetryAt)
+	} else if g.pending && !q.closed {
+		q.waitLocked(s.Folder, g)
+	}
+	q.dispatchLocked()
+	if g.slot == nil && !g.pending && g.hold == nil {
+		delete(q.groups, s.Folder)
+	}
+}

@@ -1,0 +1,108 @@
+package queue
+
+import (
+	"context"
+	"time"
+)
+
+// Slot is the place of one run in the pool, from start until start returns.
+type Slot struct {
+	Folder string
+
+	q      *Queue
+	g      *group
+	cancel context.CancelFunc
+	wake   chan struct{}
+	closed chan struct{}
+
+	// Guarded by the queue's mutex.
+	idle    bool
+	since   time.Time // of becoming idle
+	timer   *time.Timer
+	closing bool
+	reason  Reason
+}
+
+// Wake delivers when an idle run may have something to do. The run then calls
+// Busy before it looks.
+func (s *Slot) Wake() <-chan struct{} { return s.wake }
+
+// Closing is closed when the run is to end. Reason tells why.
+func (s *Slot) Closing() <-chan struct{} { return s.closed }
+
+// Reason tells why the run is to end, or "".
+func (s *Slot) Reason() Reason {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	return s.reason
+}
+
+// Idle says that the run waits for input. If its group has something to do it
+// is woken, unless others wait and it has to make room.
+func (s *Slot) Idle() {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	if s.closing {
+		return
+	}
+	s.stopIdleLocked()
+	s.idle, s.since = true, time.Now()
+	s.timer = time.AfterFunc(s.q.idle, func() {
+		s.q.mu.Lock()
+		defer s.q.mu.Unlock()
+		if s.idle {
+			s.closeLocked(ReasonIdle)
+		}
+	})
+	s.q.evictLocked()
+	if s.g.pending {
+		s.wakeLocked()
+	}
+}
+
+// Busy takes an idle run to work. It reports false if the run is to close, and
+// must then not be given anything.
+func (s *Slot) Busy() bool {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	if s.closing {
+		return false
+	}
+	s.stopIdleLocked()
+	s.g.pending = false
+	return true
+}
+
+// Seal says that the run ends and can be given nothing any more, for whatever
+// reason.
+func (s *Slot) Seal() {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	s.closeLocked("")
+}
+
+func (s *Slot) wakeLocked() {
+	if !s.idle || s.closing {
+		return
+	}
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (s *Slot) closeLocked(why Reason) {
+	if s.closing {
+		return
+	}
+	s.stopIdleLocked()
+	s.closing, s.reason = true, why
+	close(s.closed)
+}
+
+func (s *Slot) stopIdleLocked() {
+	s.idle = false
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+}

@@ -1,0 +1,165 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"time"
+
+	"berth/orchestrator/internal/berth"
+)
+
+const messageColumns = `seq, id, chat_jid, sender, sender_name, content, timestamp, is_from_me, is_bot_message, wakes`
+
+// AddMessage stores m and returns its sequence number. A message whose id the
+// chat already has keeps its number and takes the new text; fresh is false.
+func (db *DB) AddMessage(ctx context.Context, m berth.Message) (seq int64, fresh bool, err error) {
+	err = db.writer.do(ctx, func(t *tx) error {
+		found, err := t.get([]any{&seq}, `SELECT seq FROM messages WHERE chat_jid = ? AND id = ?`, m.ChatJID, m.ID)
+		if err != nil {
+			return err
+		}
+		t.touch(m.ChatJID)
+		if found {
+			return t.exec(`UPDATE messages SET content = ?, sender_name = ? WHERE seq = ?`, m.Text, m.SenderName, seq)
+		}
+		at := formatTime(m.Time)
+		if err := t.exec(`INSERT INTO chats (jid, name, channel, is_group, last_message_time) VALUES (?, ?, ?, ?, ?)
+			ON CONFLICT (jid) DO UPDATE SET last_message_time = max(last_message_time, excluded.last_message_time)`,
+			m.ChatJID, m.ChatJID, channelOf(m.ChatJID), isGroup(m.ChatJID), at); err != nil {
+			return err
+		}
+		fresh = true
+		_, err = t.get([]any{&seq}, `INSERT INTO messages (id, chat_jid, sender, sender_name, content, timestamp, is_from_me, is_bot_message, wakes)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq`,
+			m.ID, m.ChatJID, m.Sender, m.SenderName, m.Text, at, m.FromMe, m.Bot, m.Wakes)
+		return err
+	})
+	return seq, fresh, err
+}
+
+// MessagesAfter returns up to limit messages of a chat with a sequence number
+// above seq, oldest first, those of Berth included.
+func (db *DB) MessagesAfter(ctx context.Context, chatJID string, seq int64, limit int) ([]berth.Message, error) {
+	rows, err := db.read.QueryContext(ctx, `SELECT `+messageColumns+` FROM messages WHERE chat_jid = ? AND seq > ? ORDER BY seq LIMIT ?`, chatJID, seq, limit)
+	if err != nil {
+		return nil, explain(err)
+	}
+	return scanMessages(rows)
+}
+
+// LastSeq returns the number of the newest message but skip in a chat, or 0.
+func (db *DB) LastSeq(ctx context.Context, chatJID string, skip int) (seq int64, err error) {
+	err = db.read.QueryRowContext(ctx, `SELECT coalesce((SELECT seq FROM messages WHERE chat_jid = ? ORDER BY seq DESC LIMIT 1 OFFSET ?), 0)`, chatJID, skip).Scan(&seq)
+	return seq, explain(err)
+}
+
+// Fate returns what became of message seq. It fails with berth.NotFound if
+// there is no such message.
+func (db *DB) Fate(ctx context.Context, seq int64) (fate berth.Fate, chatJID string, err error) {
+	tx, err := db.read.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return fate, "", explain(err)
+	}
+	defer tx.Rollback()
+	var parked int64
+	var waking bool
+	err = tx.QueryRowContext(ctx, `SELECT m.chat_jid, coalesce(p.parked_seq, 0), coalesce(p.last_error, ''),
+			EXISTS (SELECT 1 FROM messages w WHERE w.chat_jid = m.chat_jid AND w.seq >= m.seq AND w.wakes = 1)
+		FROM messages m LEFT JOIN progress p ON p.chat_jid = m.chat_jid WHERE m.seq = ?`, seq).
+		Scan(&chatJID, &parked, &fate.Error, &waking)
+	if err == sql.ErrNoRows {
+		return fate, "", berth.Errorf(berth.NotFound, "there is no message #%d", seq)
+	} else if err != nil {
+		return fate, "", explain(err)
+	}
+	var state berth.BatchState
+	var to int64
+	err = tx.QueryRowContext(ctx, `SELECT state, run_id, to_seq FROM batches
+		WHERE chat_jid = ? AND from_seq < ? AND to_seq >= ? ORDER BY id DESC LIMIT 1`, chatJID, seq, seq).
+		Scan(&state, &fate.RunID, &to)
+	if err != nil && err != sql.ErrNoRows {
+		return fate, "", explain(err)
+	}
+	switch {
+	case state == berth.BatchDone:
+		fate.State, fate.Error = berth.FateDone, ""
+	case state == berth.BatchSent || state == berth.BatchConsumed:
+		fate.State, fate.Error = berth.FatePending, ""
+	case parked >= seq:
+		fate.State = berth.FateFailed
+	case waking:
+		fate.State = berth.FatePending
+	default:
+		fate.State, fate.Error = berth.FateContext, ""
+	}
+	if to == 0 {
+		return fate, chatJID, nil
+	}
+	rows, err := tx.QueryContext(ctx, `SELECT text FROM outbox WHERE chat_jid = ? AND answers_to = ? ORDER BY id`, chatJID, to)
+	if err != nil {
+		return fate, "", explain(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var text string
+		if err := rows.Scan(&text); err != nil {
+			return fate, "", explain(err)
+		}
+		fate.Texts = append(fate.Texts, text)
+	}
+	return fate, chatJID, explain(rows.Err())
+}
+
+func scanMessages(rows *sql.Rows) ([]berth.Message, error) {
+	defer rows.Close()
+	var out []berth.Message
+	for rows.Next() {
+		var m berth.Message
+		var at string
+		if err := rows.Scan(&m.Seq, &m.ID, &m.ChatJID, &m.Sender, &m.SenderName, &m.Text, &at, &m.FromMe, &m.Bot, &m.Wakes); err != nil {
+			return nil, explain(err)
+		}
+		m.Time = parseTime(at)
+		out = append(out, m)
+	}
+	return out, explain(rows.Err())
+}
+
+const timeLayout = "2006-01-02T15:04:05.000Z"
+
+func formatTime(t time.Time) string { return t.UTC().Format(timeLayout) }
+
+// parseTime returns the zero time for what formatTime did not write.
+func parseTime(s string) time.Time {
+	t, _ := time.Parse(time.RFC3339Nano, s)
+	return t
+}
+
+func formatMilli(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixMilli()
+}
+
+func parseMilli(ms int64) time.Time {
+	if ms == 0 {
+		return time.Time{}
+	}
+	return time.UnixMilli(ms)
+}
+
+func channelOf(jid string) string {
+	if strings.HasPrefix(jid, "console:") {
+		return "console"
+	}
+	if strings.HasSuffix(jid, "@g.us") || strings.HasSuffix(jid, "@s.whatsapp.net") || strings.HasSuffix(jid, "@lid") {
+		return "whatsapp"
+	}
+	return ""
+}
+
+func isGroup(jid string) bool {
+	return strings.HasPrefix(jid, "console:") || strings.HasSuffix(jid, "@g.us")
+}

@@ -1,0 +1,97 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"berth/orchestrator/internal/berth"
+)
+
+// AddOutgoing queues texts for their chats. One whose key is known is already
+// queued, or sent, and is skipped. A text for a chat whose run is in a turn
+// counts as part of that turn's answer.
+func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
+	return db.writer.do(ctx, func(t *tx) error {
+		for _, o := range out {
+			if o.AnswersTo == 0 {
+				if _, err := t.get([]any{&o.AnswersTo}, `SELECT coalesce(max(to_seq), 0) FROM batches WHERE chat_jid = ? AND state IN ('sent', 'consumed')`, o.ChatJID); err != nil {
+					return err
+				}
+			}
+			if _, err := t.addOutgoing(o); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+func (t *tx) addOutgoing(o berth.Outgoing) (fresh bool, err error) {
+	t.touch(o.ChatJID)
+	n, err := t.execN(`INSERT INTO outbox (chat_jid, key, kind, text, message_id, answers_to, state, created_at)
+		VALUES (?, ?, ?, ?, ?, ?, 'pending', ?) ON CONFLICT (key) DO NOTHING`,
+		o.ChatJID, o.Key, o.Kind, o.Text, o.MessageID, o.AnswersTo, formatTime(o.CreatedAt))
+	return n > 0, err
+}
+
+// OutboxChats returns the chats that have texts to send.
+func (db *DB) OutboxChats(ctx context.Context) ([]string, error) {
+	rows, err := db.read.QueryContext(ctx, `SELECT DISTINCT chat_jid FROM outbox WHERE state = 'pending'`)
+	if err != nil {
+		return nil, explain(err)
+	}
+	defer rows.Close()
+	var out []string
+	for rows.Next() {
+		var jid string
+		if err := rows.Scan(&jid); err != nil {
+			return nil, explain(err)
+		}
+		out = append(out, jid)
+	}
+	return out, explain(rows.Err())
+}
+
+// NextOutgoing returns the oldest text that a chat still has to get; ok is
+// false if there is none. Later ones wait for it, whatever its NotBefore.
+func (db *DB) NextOutgoing(ctx context.Context, chatJID string) (o berth.Outgoing, ok bool, err error) {
+	var notBefore int64
+	var created string
+	err = db.read.QueryRowContext(ctx, `SELECT id, chat_jid, key, kind, text, message_id, answers_to, state, attempts, not_before, created_at, error
+		FROM outbox WHERE chat_jid = ? AND state = 'pending' ORDER BY id LIMIT 1`, chatJID).
+		Scan(&o.ID, &o.ChatJID, &o.Key, &o.Kind, &o.Text, &o.MessageID, &o.AnswersTo, &o.State, &o.Attempts, &notBefore, &created, &o.Error)
+	if errors.Is(err, sql.ErrNoRows) {
+		return o, false, nil
+	}
+	o.NotBefore, o.CreatedAt = parseMilli(notBefore), parseTime(created)
+	return o, err == nil, explain(err)
+}
+
+// MarkSent notes that the channel took a text.
+func (db *DB) MarkSent(ctx context.Context, id int64) error {
+	return db.writer.do(ctx, func(t *tx) error {
+		return t.exec(`UPDATE outbox SET state = 'sent', error = '' WHERE id = ?`, id)
+	})
+}
+
+// MarkFailed notes a failed attempt: the text is tried again at the given time,
+// or never if that is zero.
+func (db *DB) MarkFailed(ctx context.Context, id int64, reason string, retryAt time.Time) error {
+	state := berth.OutPending
+	if retryAt.IsZero() {
+		state = berth.OutDead
+	}
+	return db.writer.do(ctx, func(t *tx) error {
+		return t.exec(`UPDATE outbox SET state = ?, attempts = attempts + 1, not_before = ?, error = ? WHERE id = ?`,
+			string(state), formatMilli(retryAt), reason, id)
+	})
+}
+
+// OutboxCounts returns how many texts wait to be sent and how many were given up.
+func (db *DB) OutboxCounts(ctx context.Context) (pending, dead int, err error) {
+	err = db.read.QueryRowContext(ctx, `SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state = 'dead')
+		FROM outbox WHERE state IN ('pending', 'dead')`).Scan(&pending, &dead)
+	return pending, dead, explain(err)
+}

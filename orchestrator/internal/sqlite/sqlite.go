@@ -1,0 +1,149 @@
+// Package sqlite keeps Berth's words in store/messages.db. One exported method
+// is one transaction. All methods are safe for concurrent use; writes that
+// arrive at the same time share one commit, and none returns before its commit
+// is on disk.
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"strings"
+
+	"github.com/pressly/goose/v3"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+
+	"berth/orchestrator/internal/berth"
+)
+
+//go:embed migrations/*.sql
+var migrations embed.FS
+
+// DB is an open store.
+type DB struct {
+	path   string
+	read   *sql.DB
+	write  *sql.DB
+	writer *writer
+}
+
+// Open opens the store at path, making it if it does not exist, and brings its
+// schema up to date. changed is called after a commit with every chat whose
+// messages, batches or outgoing texts it changed; it must not block and not
+// call the DB. The caller closes the DB.
+func Open(ctx context.Context, path string, changed func(chatJID string)) (*DB, error) {
+	// SQLite would make it readable for everybody; it holds people's chats.
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, berth.Errorf(berth.Unavailable, "open the store: %w (make the folder writable for this user)", err)
+	}
+	f.Close()
+	db := &DB{path: path}
+	if err := db.open(ctx, changed); err != nil {
+		return nil, errors.Join(fmt.Errorf("open the store %s: %w", path, explain(err)), db.Close())
+	}
+	return db, nil
+}
+
+func (db *DB) open(ctx context.Context, changed func(string)) (err error) {
+	if db.write, err = sql.Open("sqlite", dsn(db.path, "")); err != nil {
+		return err
+	}
+	db.write.SetMaxOpenConns(1)
+	if err := migrate(ctx, db.write); err != nil {
+		return err
+	}
+	if db.read, err = sql.Open("sqlite", dsn(db.path, "query_only(1)")); err != nil {
+		return err
+	}
+	db.read.SetMaxOpenConns(4)
+	conn, err := db.write.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	db.writer = newWriter(conn, changed)
+	return nil
+}
+
+// dsn sets the pragmas where every pooled connection gets them. Writers take
+// the lock up front: a transaction that reads first and then writes would
+// otherwise fail with SQLITE_BUSY.
+func dsn(path, pragma string) string {
+	q := url.Values{"_txlock": {"immediate"}, "_pragma": {
+		"busy_timeout(5000)", "foreign_keys(1)", "journal_mode(WAL)", "synchronous(FULL)", "cache_size(-4096)",
+	}}
+	if pragma != "" {
+		q.Add("_pragma", pragma)
+	}
+	return (&url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}).String()
+}
+
+func migrate(ctx context.Context, db *sql.DB) error {
+	files, err := fs.Sub(migrations, "migrations")
+	if err != nil {
+		return err
+	}
+	p, err := goose.NewProvider(goose.DialectSQLite3, db, files, goose.WithLogger(goose.NopLogger()))
+	if err != nil {
+		return fmt.Errorf("read the migrations: %w", err)
+	}
+	have, err := p.GetDBVersion(ctx)
+	if err != nil {
+		return err
+	}
+	sources := p.ListSources()
+	if newest := sources[len(sources)-1].Version; have > newest {
+		return berth.Errorf(berth.Invalid, "its schema has version %d and this program knows %d: use a newer berth", have, newest)
+	}
+	_, err = p.Up(ctx)
+	return err
+}
+
+// Close waits for the writes that were accepted and closes the store.
+func (db *DB) Close() error {
+	var errs []error
+	if db.writer != nil {
+		errs = append(errs, db.writer.close())
+	}
+	for _, pool := range []*sql.DB{db.read, db.write} {
+		if pool != nil {
+			errs = append(errs, pool.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// explain gives a person's words to the failures of a disk.
+func explain(err error) error {
+	e, ok := errors.AsType[*sqlite.Error](err)
+	if !ok {
+		return err
+	}
+	switch e.Code() & 0xff {
+	case sqlite3.SQLITE_FULL:
+		return berth.Errorf(berth.Unavailable, "the disk is full: free some space, nothing was lost (%w)", err)
+	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM:
+		return berth.Errorf(berth.Unavailable, "the store is not writable: check the rights of the store folder (%w)", err)
+	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
+		return berth.Errorf(berth.Invalid, "the store is damaged: put a backup in its place (%w)", err)
+	case sqlite3.SQLITE_IOERR:
+		return berth.Errorf(berth.Unavailable, "the disk does not answer properly (%w)", err)
+	}
+	return err
+}
+
+func isUnique(err error) bool {
+	e, ok := errors.AsType[*sqlite.Error](err)
+	return ok && (e.Code() == sqlite3.SQLITE_CONSTRAINT_UNIQUE || e.Code() == sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY)
+}
+
+// placeholders returns "?, ?, …" for n values.
+func placeholders(n int) string {
+	return strings.TrimSuffix(strings.Repeat("?, ", n), ", ")
+}

@@ -1,0 +1,148 @@
+// Package web serves the control socket: JSON over HTTP for the command line,
+// on a unix socket that only its owner can open. Client is its other end.
+package web
+
+import (
+	"time"
+
+	"berth/orchestrator/internal/berth"
+)
+
+// Status is the answer of GET /v1/status.
+type Status struct {
+	Version   string    `json:"version"`
+	PID       int       `json:"pid"`
+	Root      string    `json:"root"`
+	StartedAt time.Time `json:"startedAt"`
+	Ready     bool      `json:"ready"` // start-up is complete
+	Docker    Docker    `json:"docker"`
+	Image     Image     `json:"image"`
+	Pool      Pool      `json:"pool"`
+	Runs      []Run     `json:"runs"`
+	Groups    int       `json:"groups"`
+	Outbox    Outbox    `json:"outbox"`
+	Alarms    []string  `json:"alarms"` // what the operator should look at
+}
+
+// Docker is the state of the container engine.
+type Docker struct {
+	Up      bool   `json:"up"`
+	Version string `json:"version,omitempty"`
+	Error   string `json:"error,omitempty"`
+}
+
+// Image is the state of the agent image.
+type Image struct {
+	Ref   string `json:"ref"`
+	Ready bool   `json:"ready"`
+	Error string `json:"error,omitempty"`
+}
+
+// Pool is the state of the slots.
+type Pool struct {
+	Limit   int      `json:"limit"`
+	Used    int      `json:"used"`
+	Waiting []string `json:"waiting"` // folders, first in line first
+}
+
+// Run is one live run.
+type Run struct {
+	ID        string         `json:"id"`
+	Group     string         `json:"group"`
+	Kind      string         `json:"kind"`
+	State     berth.RunState `json:"state"`
+	Container string         `json:"container,omitempty"`
+	Turns     int            `json:"turns"`
+	StartedAt time.Time      `json:"startedAt"`
+	Since     time.Time      `json:"since"` // of the last change of state
+}
+
+// Outbox counts outgoing texts.
+type Outbox struct {
+	Pending int `json:"pending"`
+	Dead    int `json:"dead"`
+}
+
+// Group is one registered group.
+type Group struct {
+	JID             string                `json:"jid"`
+	Name            string                `json:"name"`
+	Folder          string                `json:"folder"`
+	Trigger         string                `json:"trigger"` // the effective one
+	RequiresTrigger bool                  `json:"requiresTrigger"`
+	Main            bool                  `json:"main"`
+	AddedAt         time.Time             `json:"addedAt"`
+	Container       berth.ContainerConfig `json:"container"`
+	Pending         int                   `json:"pending"` // messages no run has finished yet
+	State           string                `json:"state,omitempty"`
+	LastError       string                `json:"lastError,omitempty"`
+	RetryAt         *time.Time            `json:"retryAt,omitempty"`
+	Mounts          []MountVerdict        `json:"mounts,omitempty"` // of the last run
+}
+
+// MountVerdict says what became of one requested mount.
+type MountVerdict struct {
+	Request  berth.MountRequest `json:"request"`
+	Target   string             `json:"target,omitempty"`
+	ReadOnly bool               `json:"readonly"`
+	Refused  string             `json:"refused,omitempty"` // the reason
+}
+
+// NewGroup is the body of POST /v1/groups.
+type NewGroup struct {
+	Folder          string                `json:"folder"`
+	JID             string                `json:"jid,omitempty"`  // default console:<folder>
+	Name            string                `json:"name,omitempty"` // default the folder
+	Trigger         string                `json:"trigger,omitempty"`
+	RequiresTrigger *bool                 `json:"requiresTrigger,omitempty"` // default true
+	Container       berth.ContainerConfig `json:"container"`
+}
+
+// NewMessage is the body of POST /v1/messages.
+type NewMessage struct {
+	Group  string `json:"group"`
+	Text   string `json:"text"`
+	Sender string `json:"sender,omitempty"` // a person's name
+	ID     string `json:"id,omitempty"`     // repeating one is harmless
+}
+
+// Accepted is the answer of POST /v1/messages: the message is stored.
+type Accepted struct {
+	Seq   int64 `json:"seq"`
+	Wakes bool  `json:"wakes"` // false: kept as context until the trigger comes
+}
+
+// The values of Answer.State.
+const (
+	AnswerPending = "pending" // a run is, or will be, at it
+	AnswerDone    = "done"
+	AnswerFailed  = "failed"  // given up for now; Error says why
+	AnswerContext = "context" // kept until a message with the trigger comes
+)
+
+// Answer is the answer of GET /v1/messages/{seq}/answer.
+type Answer struct {
+	State string   `json:"state"`
+	Texts []string `json:"texts"` // so far, in order
+	Run   string   `json:"run,omitempty"`
+	Error string   `json:"error,omitempty"`
+}
+
+// The values of Event.Type.
+const (
+	EventMessage = "message"
+	EventTyping  = "typing"
+)
+
+// Event is one line of GET /v1/groups/{folder}/chat.
+type Event struct {
+	Type    string         `json:"type"`
+	Message *berth.Message `json:"message,omitempty"`
+	Typing  bool           `json:"typing,omitempty"`
+}
+
+// Failure is the body of every answer that is no success.
+type Failure struct {
+	Error string `json:"error"`
+	Kind  string `json:"kind"`
+}

@@ -1,0 +1,214 @@
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth/agent-runner/protocol"
+)
+
+// Budgets for what one look at a folder may cost.
+const (
+	maxEntries  = 1000
+	maxFileSize = protocol.MaxLine + 4096
+)
+
+// ErrNotRegular is returned for anything but a regular file: a link leads
+// elsewhere and a pipe blocks.
+var ErrNotRegular = errors.New("not a regular file")
+
+// BeginRun removes what an earlier run left: unread input, and frames, which
+// are worth nothing without the nonce of their run.
+func (g *Group) BeginRun() error {
+	for _, dir := range []string{"input", "frames"} {
+		if err := g.empty(g.dirs[dir]); err != nil {
+			return fmt.Errorf("clean %s/%s: %w", g.folder, dir, err)
+		}
+	}
+	return g.TouchLease()
+}
+
+func (g *Group) empty(root *os.Root) error {
+	for {
+		names, err := list(root)
+		if err != nil || len(names) == 0 {
+			return err
+		}
+		for _, name := range names {
+			if err := root.RemoveAll(name); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// TouchLease tells the runner that the host lives.
+func (g *Group) TouchLease() error {
+	now := time.Now()
+	err := g.ipc.Chtimes(protocol.LeaseFile, now, now)
+	if errors.Is(err, fs.ErrNotExist) {
+		return g.write(g.ipc, protocol.LeaseFile, nil)
+	}
+	return err
+}
+
+// WriteInput puts a message into the run's input folder, whole or not at all.
+// It is not synced: the store holds the message, and a container does not
+// survive what a sync would guard against.
+func (g *Group) WriteInput(seq int64, data []byte) error {
+	return g.write(g.dirs["input"], protocol.InputName(seq), data)
+}
+
+// HasInput reports whether the runner has yet to take an input file.
+func (g *Group) HasInput(seq int64) bool {
+	_, err := g.dirs["input"].Lstat(protocol.InputName(seq))
+	return err == nil
+}
+
+// WriteClose asks the runner to end. Repeating it is harmless.
+func (g *Group) WriteClose() error {
+	return g.write(g.dirs["input"], protocol.CloseFile, nil)
+}
+
+// write makes a file beside its name and renames it. A container that owns the
+// folder can spoil its own input, but not lead the write elsewhere.
+func (g *Group) write(root *os.Root, name string, data []byte) error {
+	tmp := name + ".tmp"
+	if err := root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o640)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if os.Geteuid() == 0 && err == nil {
+		err = f.Chown(g.tree.uid, g.tree.gid)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return errors.Join(err, root.Remove(tmp))
+	}
+	return root.Rename(tmp, name)
+}
+
+// Frames returns the names of the canonical frames that wait, in order.
+func (g *Group) Frames() ([]string, error) { return jsonNames(g.dirs["frames"]) }
+
+// ReadFrame returns the content of a canonical frame.
+func (g *Group) ReadFrame(name string) ([]byte, error) {
+	return Read(g.dirs["frames"], name, maxFileSize)
+}
+
+// RemoveFrame removes the canonical frame with a sequence number, if it exists.
+func (g *Group) RemoveFrame(seq int64) error {
+	err := g.dirs["frames"].Remove(protocol.FrameName(seq))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// Requests returns a folder into which the container drops requests: messages
+// or tasks.
+func (g *Group) Requests(dir string) *os.Root { return g.dirs[dir] }
+
+// RequestNames returns the files that wait in a folder of requests, in order.
+func RequestNames(root *os.Root) ([]string, error) { return jsonNames(root) }
+
+// jsonNames returns the *.json files of a folder by name, numbers by value.
+func jsonNames(root *os.Root) ([]string, error) {
+	names, err := list(root)
+	names = slices.DeleteFunc(names, func(n string) bool { return !strings.HasSuffix(n, ".json") })
+	slices.SortFunc(names, compareNames)
+	return names, err
+}
+
+// compareNames orders "2" before "10": leading digits count as a number.
+func compareNames(a, b string) int {
+	na, nb := digits(a), digits(b)
+	if na != "" && nb != "" {
+		va, vb := strings.TrimLeft(na, "0"), strings.TrimLeft(nb, "0")
+		if len(va) != len(vb) {
+			return len(va) - len(vb)
+		}
+		if c := strings.Compare(va, vb); c != 0 {
+			return c
+		}
+	}
+	return strings.Compare(a, b)
+}
+
+func digits(s string) string {
+	end := strings.IndexFunc(s, func(r rune) bool { return r < '0' || r > '9' })
+	if end < 0 {
+		return s
+	}
+	return s[:end]
+}
+
+// list returns up to maxEntries names of a folder.
+func list(root *os.Root) ([]string, error) {
+	dir, err := root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(maxEntries)
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	return names, err
+}
+
+// Read returns a regular file of at most limit bytes.
+func Read(root *os.Root, name string, limit int64) ([]byte, error) {
+	f, _, err := Open(root, name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(data)) > limit {
+		return nil, fmt.Errorf("over the limit of %d bytes", limit)
+	}
+	return data, nil
+}
+
+// Open opens a regular file for reading, without blocking and without
+// following a link.
+func Open(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
+	if !safeName(name) {
+		return nil, nil, fmt.Errorf("unusable file name %q", name)
+	}
+	before, err := root.Lstat(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !before.Mode().IsRegular() {
+		return nil, nil, ErrNotRegular
+	}
+	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	// Between the two calls the name may have become something else.
+	after, err := f.Stat()
+	if err == nil && !os.SameFile(before, after) {
+		err = ErrNotRegular
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, after, nil
+}
