@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strings"
 	"time"
 )
@@ -42,7 +41,7 @@ const (
 	LeaseInterval  = 30 * time.Second // between the host's touches of the lease
 	LeaseExpiry    = 10 * time.Minute // a runner whose lease is older ends after its turn
 	CloseReassert  = 2 * time.Second  // between the host's writes of CloseFile
-	MaxSessionIDs  = 128              // longest session id, in characters
+	MaxSessionID   = 128              // characters
 	MaxSyncedAcks  = 256              // most ids repeated in the ack that answers a sync
 	InputNameWidth = 20               // digits of an input file's sequence number
 )
@@ -212,10 +211,18 @@ type Usage struct {
 	CostUSD      float64 `json:"costUsd,omitempty"`
 }
 
-var sessionPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,128}$`)
-
-// ValidSessionID reports whether id may be stored and handed back to a runner.
-func ValidSessionID(id string) bool { return sessionPattern.MatchString(id) }
+// ValidSessionID reports whether id may be stored and handed back to a runner:
+// 1 to MaxSessionID letters, digits, dots, - or _.
+func ValidSessionID(id string) bool {
+	for i := range len(id) {
+		c := id[i]
+		letter := c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+		if !letter && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
+			return false
+		}
+	}
+	return len(id) > 0 && len(id) <= MaxSessionID
+}
 
 // check returns why f cannot be used, or nil.
 func (f *Frame) check() error {
@@ -236,7 +243,7 @@ func (f *Frame) check() error {
 		return fmt.Errorf("result of %d bytes is over the cap of %d", len(*f.Result), MaxResult)
 	}
 	if f.NewSessionID != "" && !ValidSessionID(f.NewSessionID) {
-		return fmt.Errorf("session id %q is not 1 to %d letters, digits, dots, - or _", clip(f.NewSessionID), MaxSessionIDs)
+		return fmt.Errorf("session id %q is not 1 to %d letters, digits, dots, - or _", clip(f.NewSessionID), MaxSessionID)
 	}
 	if f.Seq < 0 {
 		return fmt.Errorf("sequence number %d is negative", f.Seq)

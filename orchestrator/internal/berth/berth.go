@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // MainFolder is the folder of the operator's own group.
@@ -33,6 +34,14 @@ func (g Group) IsMain() bool { return g.Folder == MainFolder }
 // NeedsTrigger reports whether a message has to carry the trigger to wake g.
 // The main group never needs one.
 func (g Group) NeedsTrigger() bool { return g.RequiresTrigger && !g.IsMain() }
+
+// EffectiveTrigger returns what a message has to start with to wake g.
+func (g Group) EffectiveTrigger(assistant string) string {
+	if t := strings.TrimSpace(g.Trigger); t != "" {
+		return t
+	}
+	return "@" + assistant
+}
 
 // ContainerConfig is what an operator may set for one group. Zero values mean
 // the daemon's defaults. Its JSON is the ancestors' container_config column.
@@ -281,3 +290,19 @@ const (
 	FateDone    = "done"
 	FateFailed  = "failed" // given up until the next message
 )
+
+// MaxText is the longest message text, in bytes.
+const MaxText = 64 << 10
+
+// ValidText returns an Invalid error unless text can be a message.
+func ValidText(text string) error {
+	switch {
+	case strings.TrimSpace(text) == "":
+		return Errorf(Invalid, "the text is empty: write something")
+	case len(text) > MaxText:
+		return Errorf(Invalid, "the text has %d bytes and may have %d: send it in parts, or put it into a file of the group", len(text), MaxText)
+	case !utf8.ValidString(text) || strings.ContainsRune(text, 0):
+		return Errorf(Invalid, "the text is not UTF-8, or holds a zero byte: send plain text")
+	}
+	return nil
+}

@@ -20,7 +20,7 @@ func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 					return err
 				}
 			}
-			if _, err := t.addOutgoing(o); err != nil {
+			if err := t.addOutgoing(o); err != nil {
 				return err
 			}
 		}
@@ -28,12 +28,11 @@ func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 	})
 }
 
-func (t *tx) addOutgoing(o berth.Outgoing) (fresh bool, err error) {
-	t.touch(o.ChatJID)
-	n, err := t.execN(`INSERT INTO outbox (chat_jid, key, kind, text, message_id, answers_to, state, created_at)
+func (t *tx) addOutgoing(o berth.Outgoing) error {
+	t.touchOut(o.ChatJID)
+	return t.exec(`INSERT INTO outbox (chat_jid, key, kind, text, message_id, answers_to, state, created_at)
 		VALUES (?, ?, ?, ?, ?, ?, 'pending', ?) ON CONFLICT (key) DO NOTHING`,
 		o.ChatJID, o.Key, o.Kind, o.Text, o.MessageID, o.AnswersTo, formatTime(o.CreatedAt))
-	return n > 0, err
 }
 
 // OutboxChats returns the chats that have texts to send.

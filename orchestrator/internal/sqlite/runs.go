@@ -180,7 +180,7 @@ func (t *tx) answer(p berth.Progress, chat string) error {
 		if said {
 			continue
 		}
-		if _, err := t.addOutgoing(o); err != nil {
+		if err := t.addOutgoing(o); err != nil {
 			return err
 		}
 	}
@@ -274,11 +274,10 @@ func (t *tx) failed(e berth.Ending, chat string, last berth.Batch, v *berth.Verd
 		if e.Notice == "" {
 			return nil
 		}
-		_, err := t.addOutgoing(berth.Outgoing{
+		return t.addOutgoing(berth.Outgoing{
 			ChatJID: chat, Key: "parked/" + e.RunID, Kind: berth.OutNotice, Text: e.Notice,
 			MessageID: berth.NewID(10), AnswersTo: last.To, CreatedAt: e.At,
 		})
-		return err
 	}
 	wait := e.Backoff[attempts-1]
 	if e.RetryIn > 0 {

@@ -33,11 +33,14 @@ type DB struct {
 	writer *writer
 }
 
+// Changed is called after a commit with every chat whose messages, batches or
+// outgoing texts it changed; outgoing says that there are new ones of these. It
+// must not block and not call the DB.
+type Changed func(chatJID string, outgoing bool)
+
 // Open opens the store at path, making it if it does not exist, and brings its
-// schema up to date. changed is called after a commit with every chat whose
-// messages, batches or outgoing texts it changed; it must not block and not
-// call the DB. The caller closes the DB.
-func Open(ctx context.Context, path string, changed func(chatJID string)) (*DB, error) {
+// schema up to date. The caller closes the DB.
+func Open(ctx context.Context, path string, changed Changed) (*DB, error) {
 	// SQLite would make it readable for everybody; it holds people's chats.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -51,7 +54,7 @@ func Open(ctx context.Context, path string, changed func(chatJID string)) (*DB, 
 	return db, nil
 }
 
-func (db *DB) open(ctx context.Context, changed func(string)) (err error) {
+func (db *DB) open(ctx context.Context, changed Changed) (err error) {
 	if db.write, err = sql.Open("sqlite", dsn(db.path, "")); err != nil {
 		return err
 	}

@@ -20,7 +20,7 @@ var errClosed = errors.New("the store is closed")
 // and only then lets them return: many writers cost one sync of the disk.
 type writer struct {
 	conn    *sql.Conn
-	changed func(string)
+	changed Changed
 	stmts   map[string]*sql.Stmt
 	queue   chan *write
 	done    chan struct{}
@@ -35,7 +35,7 @@ type write struct {
 	done chan struct{}
 }
 
-func newWriter(conn *sql.Conn, changed func(string)) *writer {
+func newWriter(conn *sql.Conn, changed Changed) *writer {
 	w := &writer{
 		conn:    conn,
 		changed: changed,
@@ -96,7 +96,7 @@ func (w *writer) run() {
 }
 
 func (w *writer) commit(group []*write) {
-	t := &tx{w: w, touched: make(map[string]struct{})}
+	t := &tx{w: w, touched: make(map[string]bool)}
 	err := t.exec("BEGIN IMMEDIATE")
 	if err == nil {
 		for _, job := range group {
@@ -108,8 +108,8 @@ func (w *writer) commit(group []*write) {
 		}
 	}
 	if err == nil {
-		for chat := range t.touched {
-			w.changed(chat)
+		for chat, out := range t.touched {
+			w.changed(chat, out)
 		}
 	}
 	for _, job := range group {
@@ -124,7 +124,7 @@ func (w *writer) commit(group []*write) {
 // for the life of the store, so every query must be a constant.
 type tx struct {
 	w       *writer
-	touched map[string]struct{}
+	touched map[string]bool // by chat; true: it has new outgoing texts
 }
 
 // savepoint runs fn so that its failure, also by a panic, undoes its own
@@ -148,7 +148,10 @@ func (t *tx) savepoint(fn func(*tx) error) (err error) {
 }
 
 // touch notes that the chat changed.
-func (t *tx) touch(chatJID string) { t.touched[chatJID] = struct{}{} }
+func (t *tx) touch(chatJID string) { t.touched[chatJID] = t.touched[chatJID] }
+
+// touchOut notes that the chat has a new outgoing text.
+func (t *tx) touchOut(chatJID string) { t.touched[chatJID] = true }
 
 func (t *tx) stmt(query string) (*sql.Stmt, error) {
 	if s, ok := t.w.stmts[query]; ok {

@@ -20,6 +20,10 @@ type Engine interface {
 
 	// Attach finds the running container of a run of this install.
 	Attach(ctx context.Context, runID string) (Box, error)
+
+	// RemoveContainer stops and removes a container of this install, and
+	// returns nil only when the engine says that it is gone.
+	RemoveContainer(ctx context.Context, id string) error
 }
 
 // Box is one running container.
@@ -47,6 +51,10 @@ type Box interface {
 	// returns when the engine took the order; Wait tells the outcome. Calling
 	// it again is harmless.
 	Stop(ctx context.Context) error
+
+	// Close lets go of the streams, which then end, and leaves the container
+	// as it is. Calling it again is harmless.
+	Close() error
 
 	// Remove kills the container if need be and removes it, and returns nil
 	// only when the engine says that it is gone.

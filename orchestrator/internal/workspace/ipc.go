@@ -77,20 +77,34 @@ func (g *Group) WriteClose() error {
 	return g.write(g.dirs["input"], protocol.CloseFile, nil)
 }
 
-// write makes a file beside its name and renames it. A container that owns the
-// folder can spoil its own input, but not lead the write elsewhere.
+// write makes a file that the container may delete.
 func (g *Group) write(root *os.Root, name string, data []byte) error {
+	return writeFile(root, name, data, 0o640, func(f *os.File) error {
+		if os.Geteuid() != 0 {
+			return nil
+		}
+		return f.Chown(g.tree.uid, g.tree.gid)
+	})
+}
+
+// WriteFile makes a file beside its name and renames it. A container that owns
+// the folder can spoil what is written, but not lead the write elsewhere.
+func WriteFile(root *os.Root, name string, data []byte, mode fs.FileMode) error {
+	return writeFile(root, name, data, mode, func(*os.File) error { return nil })
+}
+
+func writeFile(root *os.Root, name string, data []byte, mode fs.FileMode, own func(*os.File) error) error {
 	tmp := name + ".tmp"
 	if err := root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o640)
+	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, mode)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
-	if os.Geteuid() == 0 && err == nil {
-		err = f.Chown(g.tree.uid, g.tree.gid)
+	if err == nil {
+		err = own(f)
 	}
 	if err = errors.Join(err, f.Close()); err != nil {
 		return errors.Join(err, root.Remove(tmp))
@@ -118,6 +132,10 @@ func (g *Group) RemoveFrame(seq int64) error {
 // Requests returns a folder into which the container drops requests: messages
 // or tasks.
 func (g *Group) Requests(dir string) *os.Root { return g.dirs[dir] }
+
+// Path returns where such a folder lies, for watching it. No container can put
+// another in its place.
+func (g *Group) Path(dir string) string { return g.tree.path("data/ipc", g.folder, dir) }
 
 // RequestNames returns the files that wait in a folder of requests, in order.
 func RequestNames(root *os.Root) ([]string, error) { return jsonNames(root) }

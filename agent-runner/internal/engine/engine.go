@@ -1,0 +1,120 @@
+// Package engine says what the runner needs of an agent program.
+package engine
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/agent-runner/internal/reap"
+	"berth/agent-runner/protocol"
+)
+
+// Engine drives one agent program for the life of one run.
+//
+// Calls of Prompt and Close come one after the other and never overlap, with one
+// exception: a Prompt that did not return within a moment after its ctx ended is
+// left behind, the program ends, and Close is not called.
+type Engine interface {
+	// Prompt runs one turn and returns when it is over: nothing of to is
+	// called after that. The first Prompt of a run with a Config.SessionID
+	// continues that session; any other first Prompt makes a session, and
+	// later ones continue it.
+	//
+	// An error ends the run. An *Error carries a class for the host; a
+	// session that is gone has protocol.ClassStaleSession. When ctx ends,
+	// Prompt stops its work, tools included, and returns soon.
+	Prompt(ctx context.Context, text string, to Turn) error
+
+	// Close ends the agent program. It is called once.
+	Close() error
+}
+
+// Steerer is an Engine that takes input while a turn runs.
+type Steerer interface {
+	Engine
+
+	// Steer hands text to the turn that runs, and reports whether the engine
+	// has it now; if not, it becomes a turn of its own. It is called while
+	// Prompt runs and after Turn.Accept, from another goroutine than Prompt's,
+	// must not wait for the engine's answer, and must not call the Turn.
+	Steer(text string) bool
+}
+
+// Turn takes what happens in a turn. Its methods may be called from many
+// goroutines while Prompt runs. They return when the host can see the effect,
+// which is then in the order of the calls.
+type Turn interface {
+	// Accept says that the engine has the prompt: losing it is now the engine's
+	// fault, and the host is told so. An answer, and the end of a turn without
+	// an error, imply it.
+	Accept()
+
+	// Session names the session, as soon as it is known and whenever it changes.
+	Session(id string)
+
+	// Answer sends one answer to the chat. A turn may have any number.
+	Answer(Answer)
+}
+
+// Answer is one answer of a turn.
+type Answer struct {
+	Text  string
+	Usage *protocol.Usage // what the turn cost since the last answer; may be nil
+}
+
+// Config is what an engine gets to know about its run.
+type Config struct {
+	protocol.Input                // all but the prompt
+	WorkDir        string         // the group's folder
+	Home           string         // the group's own, kept between runs
+	Children       *reap.Children // starts and waits for every process
+	Log            *log.Logger
+}
+
+// Error is a failure of the agent program that the host can act on.
+type Error struct {
+	Class      string // one of the protocol's classes, or empty
+	Text       string // for a person
+	RetryAfter time.Duration
+}
+
+func (e *Error) Error() string { return e.Text }
+
+// Failed returns the frame that reports err.
+func Failed(err error) protocol.Frame {
+	f := protocol.Frame{Type: protocol.TypeOutput, Status: protocol.StatusError, Error: err.Error()}
+	if failure, ok := errors.AsType[*Error](err); ok {
+		f.ErrorClass, f.RetryAfterMS = failure.Class, failure.RetryAfter.Milliseconds()
+	}
+	return f
+}
+
+// Open makes an engine. It checks the configuration and starts nothing slow:
+// that is for the first Prompt.
+type Open func(Config) (Engine, error)
+
+// Registry holds the engines by name.
+type Registry map[string]Open
+
+// Open opens the engine that the input names, or fallback if it leaves the
+// choice to the runner.
+func (r Registry) Open(c Config, fallback string) (Engine, error) {
+	name := c.Engine
+	if name == "" || name == "auto" {
+		name = fallback
+	}
+	open, ok := r[name]
+	if !ok {
+		return nil, &Error{
+			Class: protocol.ClassInput,
+			Text:  fmt.Sprintf("unknown engine %q: this image has %s", name, strings.Join(slices.Sorted(maps.Keys(r)), ", ")),
+		}
+	}
+	return open(c)
+}

@@ -1,0 +1,350 @@
+// Package loop carries one run: it gives prompts to the engine, one turn after
+// the other, and tells the host what became of them.
+package loop
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"berth/agent-runner/internal/emit"
+	"berth/agent-runner/internal/engine"
+	"berth/agent-runner/internal/input"
+	"berth/agent-runner/internal/prompt"
+	"berth/agent-runner/protocol"
+)
+
+// StopGrace is how long a turn may take to end after it was cancelled.
+const StopGrace = 2 * time.Second
+
+// maxConsumed is how many ids of consumed messages are remembered.
+const maxConsumed = 4096
+
+// ErrTurnFailed is the end of a run whose engine failed. The host has been told.
+var ErrTurnFailed = errors.New("the turn failed")
+
+// ErrStillBusy is joined to the error of a run whose turn did not stop in time.
+var ErrStillBusy = errors.New("the turn did not stop in time")
+
+// Loop is one run. Fill the fields, then call Run once.
+type Loop struct {
+	Input     protocol.Input
+	Engine    engine.Engine
+	Out       *emit.Emitter
+	Folder    *input.Folder
+	Wake      <-chan struct{} // says that the folder has something new; may be nil
+	LookAgain time.Duration   // between looks that nothing announced; 0 means protocol.LookAgain
+	LeasePath string          // the host's lease
+	Log       *log.Logger
+
+	// What follows belongs to the goroutine of Run.
+
+	session  string
+	consumed []string // ids, oldest first
+	idle     bool     // nothing to do; false also before the first turn
+	turn     *turn    // nil between turns
+	calls    chan call
+	over     chan struct{} // closed when Run returns
+}
+
+// turn is the turn under way. It is the engine.Turn that the engine talks to;
+// its methods run in the goroutine of Run.
+type turn struct {
+	loop     *Loop
+	ids      []string // acknowledged once the engine has the prompt
+	files    []string // removed before that
+	accepted bool
+	answered bool
+	ended    chan error
+	beat     *time.Ticker
+}
+
+type call struct {
+	do   func()
+	done chan struct{}
+}
+
+// Run carries the run to its end: nil when the host closed it or is gone,
+// ErrTurnFailed, or the cause of ctx's end.
+func (l *Loop) Run(ctx context.Context) error {
+	l.session = l.Input.SessionID
+	l.calls, l.over = make(chan call), make(chan struct{})
+	defer close(l.over)
+
+	// Before ready: after it, a request to close is meant for this run.
+	l.Folder.RemoveClose()
+	l.Out.Emit(protocol.Frame{Type: protocol.TypeReady})
+
+	text := l.Input.Prompt
+	if l.Input.IsScheduledTask {
+		text = prompt.Scheduled + text
+	}
+	waiting, _ := l.look()
+	l.begin(ctx, text, l.Input.Batch, waiting)
+
+	again := time.NewTicker(orElse(l.LookAgain, protocol.LookAgain))
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return l.abandon(ctx)
+		case c := <-l.calls:
+			l.serve(c)
+			continue
+		case <-l.turn.heartbeat():
+			l.Out.Emit(protocol.Frame{Type: protocol.TypeHeartbeat})
+			continue
+		case err := <-l.turn.end():
+			if err != nil && ctx.Err() != nil {
+				return context.Cause(ctx) // cancelled: no failure of the engine
+			}
+			if !l.finish(err) {
+				return ErrTurnFailed
+			}
+			if ctx.Err() != nil {
+				return context.Cause(ctx)
+			}
+		case <-l.Wake:
+		case <-again.C:
+		}
+
+		waiting, closing := l.look()
+		switch {
+		case l.turn != nil:
+			l.steer(waiting)
+		case len(waiting) > 0:
+			l.begin(ctx, "", nil, waiting)
+		case closing:
+			return nil
+		case l.leaseExpired():
+			l.Log.Printf("the host has not touched its lease for %v: this run ends", protocol.LeaseExpiry)
+			return nil
+		}
+	}
+}
+
+// look returns the messages that wait for a turn. It answers a sync, and
+// acknowledges again what was consumed before and written again since.
+func (l *Loop) look() (waiting []input.File, closing bool) {
+	files, closing := l.Folder.Look()
+	for _, file := range files {
+		switch {
+		case l.turn != nil && slices.Contains(l.turn.files, file.Name): // the engine has yet to accept it
+		case file.Type == protocol.TypeSync:
+			l.Folder.Remove(file.Name)
+			l.sync()
+		case file.ID != "" && slices.Contains(l.consumed, file.ID):
+			l.Folder.Remove(file.Name)
+			l.ack(file.ID)
+		case file.ID != "" && (l.pending(file.ID) || slices.ContainsFunc(waiting, func(w input.File) bool { return w.ID == file.ID })):
+			// A copy: it stays until the other one is consumed.
+		default:
+			waiting = append(waiting, file)
+		}
+	}
+	return waiting, closing
+}
+
+// pending reports whether the turn under way has the message but no ack yet.
+func (l *Loop) pending(id string) bool {
+	return l.turn != nil && !l.turn.accepted && slices.Contains(l.turn.ids, id)
+}
+
+// sync tells a host that lost sight of the stream where this run stands.
+func (l *Loop) sync() {
+	l.Out.Emit(protocol.Frame{Type: protocol.TypeReady})
+	l.ack(l.consumed[max(0, len(l.consumed)-protocol.MaxSyncedAcks):]...)
+	state := protocol.StateBusy
+	if l.idle {
+		state = protocol.StateIdle
+	}
+	l.Out.Emit(protocol.Frame{Type: protocol.TypeState, State: state})
+}
+
+// begin starts a turn with text and what waits in the folder.
+func (l *Loop) begin(ctx context.Context, text string, ids []string, waiting []input.File) {
+	t := &turn{loop: l, ids: slices.Clone(ids), ended: make(chan error, 1), beat: time.NewTicker(protocol.Heartbeat)}
+	var texts []string
+	if text != "" {
+		texts = append(texts, text)
+	}
+	for _, file := range waiting {
+		texts = append(texts, file.Text)
+		t.files = append(t.files, file.Name)
+		t.ids = append(t.ids, idsOf(file)...)
+	}
+	l.turn, l.idle = t, false
+	go func() { t.ended <- l.Engine.Prompt(ctx, strings.Join(texts, "\n"), t) }()
+}
+
+// finish ends the turn with its last frames and reports whether the run goes on.
+func (l *Loop) finish(err error) bool {
+	t := l.turn
+	t.beat.Stop()
+	if err != nil {
+		f := engine.Failed(err)
+		f.NewSessionID = l.session
+		l.Out.Emit(f)
+		l.turn = nil
+		return false
+	}
+	t.accept()
+	if !t.answered {
+		l.Out.Emit(protocol.Frame{Type: protocol.TypeOutput, Status: protocol.StatusSuccess, NewSessionID: l.session})
+	}
+	l.turn, l.idle = nil, true
+	l.Out.Emit(protocol.Frame{Type: protocol.TypeState, State: protocol.StateIdle})
+	return true
+}
+
+// steer gives messages to the turn under way, if the engine can take them.
+func (l *Loop) steer(waiting []input.File) {
+	steerer, ok := l.Engine.(engine.Steerer)
+	if !ok || !l.turn.accepted {
+		return
+	}
+	for _, file := range waiting {
+		if !steerer.Steer(file.Text) {
+			return // the order stays: what follows waits too
+		}
+		l.consume([]string{file.Name}, idsOf(file)...)
+	}
+}
+
+// consume records that the engine has messages. An id is remembered before its
+// file goes and acknowledged after: the host may write the file again until it
+// sees the ack, and the message must not run twice.
+func (l *Loop) consume(files []string, ids ...string) {
+	l.consumed = append(l.consumed, ids...)
+	l.consumed = slices.Delete(l.consumed, 0, max(0, len(l.consumed)-maxConsumed))
+	for _, name := range files {
+		l.Folder.Remove(name)
+	}
+	l.ack(ids...)
+}
+
+// idsOf returns the file's id, if it has one: an old host writes none.
+func idsOf(file input.File) []string {
+	if file.ID == "" {
+		return nil
+	}
+	return []string{file.ID}
+}
+
+func (l *Loop) ack(ids ...string) {
+	l.Out.Emit(protocol.Frame{Type: protocol.TypeAck, IDs: slices.Clone(ids)})
+}
+
+// abandon gives the cancelled turn a moment to stop.
+func (l *Loop) abandon(ctx context.Context) error {
+	cause := context.Cause(ctx)
+	if l.turn == nil {
+		return cause
+	}
+	defer l.turn.beat.Stop()
+	grace := time.NewTimer(StopGrace)
+	defer grace.Stop()
+	for {
+		select {
+		case c := <-l.calls:
+			l.serve(c)
+		case <-l.turn.ended:
+			return cause
+		case <-grace.C:
+			return errors.Join(cause, ErrStillBusy)
+		}
+	}
+}
+
+func (l *Loop) leaseExpired() bool {
+	info, err := os.Lstat(l.LeasePath)
+	if err != nil {
+		if !errors.Is(err, fs.ErrNotExist) {
+			l.Log.Printf("look at the lease: %v", err)
+		}
+		return false // a host without leases
+	}
+	return time.Since(info.ModTime()) > protocol.LeaseExpiry
+}
+
+// do runs f in the goroutine of Run and returns when it is done, or when the
+// run is over.
+func (l *Loop) do(f func()) {
+	c := call{do: f, done: make(chan struct{})}
+	select {
+	case l.calls <- c:
+		<-c.done
+	case <-l.over:
+	}
+}
+
+func (l *Loop) serve(c call) {
+	c.do()
+	close(c.done)
+}
+
+// heartbeat and end return nil, which blocks, while there is no turn.
+
+func (t *turn) heartbeat() <-chan time.Time {
+	if t == nil {
+		return nil
+	}
+	return t.beat.C
+}
+
+func (t *turn) end() <-chan error {
+	if t == nil {
+		return nil
+	}
+	return t.ended
+}
+
+// Accept implements engine.Turn.
+func (t *turn) Accept() { t.loop.do(t.accept) }
+
+// Session implements engine.Turn.
+func (t *turn) Session(id string) {
+	t.loop.do(func() {
+		if !protocol.ValidSessionID(id) { // the host would refuse the whole frame
+			t.loop.Log.Printf("the engine named a session %.64q, which is not a valid id", id)
+			return
+		}
+		t.loop.session = id
+	})
+}
+
+// Answer implements engine.Turn.
+func (t *turn) Answer(a engine.Answer) {
+	t.loop.do(func() {
+		t.accept()
+		t.answered = true
+		t.loop.Out.Emit(protocol.Frame{
+			Type:         protocol.TypeOutput,
+			Status:       protocol.StatusSuccess,
+			Result:       new(protocol.Text(a.Text)),
+			NewSessionID: t.loop.session,
+			Usage:        a.Usage,
+		})
+	})
+}
+
+func (t *turn) accept() {
+	if t.accepted {
+		return
+	}
+	t.accepted = true
+	t.loop.consume(t.files, t.ids...)
+	t.loop.Out.Emit(protocol.Frame{Type: protocol.TypeState, State: protocol.StateBusy})
+}
+
+func orElse(d, fallback time.Duration) time.Duration {
+	if d == 0 {
+		return fallback
+	}
+	return d
+}

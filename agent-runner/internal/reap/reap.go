@@ -1,0 +1,99 @@
+// Package reap takes the place of an init process: orphans that the kernel
+// gives to process 1 are waited for, children of os/exec are left to os/exec.
+package reap
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Children are the processes that this program started itself. Every exec.Cmd
+// must be started and waited for through the one value of the process, or else
+// its exit status may be taken by Run. All methods may be called from many
+// goroutines.
+type Children struct {
+	mu   sync.Mutex
+	pids map[int]bool
+}
+
+// Start is cmd.Start.
+func (c *Children) Start(cmd *exec.Cmd) error {
+	// Held over the start: a child may be gone before its pid is known here.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	if c.pids == nil {
+		c.pids = make(map[int]bool)
+	}
+	c.pids[cmd.Process.Pid] = true
+	return nil
+}
+
+// Wait is cmd.Wait. It must be called without delay after the process may have
+// ended: until then no orphan that ended after it is reaped.
+func (c *Children) Wait(cmd *exec.Cmd) error {
+	err := cmd.Wait()
+	c.mu.Lock()
+	delete(c.pids, cmd.Process.Pid)
+	c.mu.Unlock()
+	c.Sweep()
+	return err
+}
+
+// Run reaps orphans until ctx ends.
+func (c *Children) Run(ctx context.Context) {
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, unix.SIGCHLD)
+	defer signal.Stop(died)
+	for {
+		c.Sweep()
+		select {
+		case <-ctx.Done():
+			return
+		case <-died:
+		}
+	}
+}
+
+// Sweep reaps the orphans that have ended by now.
+func (c *Children) Sweep() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for {
+		pid, err := ended(unix.P_ALL, 0, unix.WNOHANG)
+		// An own child in front hides the others until its Wait sweeps again.
+		if err != nil || pid == 0 || c.pids[pid] {
+			return
+		}
+		if _, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err != nil {
+			return
+		}
+	}
+}
+
+// AwaitExit blocks until cmd's process has ended, but leaves it to Wait, so that
+// its pid and its process group's id are not given to another process yet.
+func AwaitExit(cmd *exec.Cmd) error {
+	_, err := ended(unix.P_PID, cmd.Process.Pid, 0)
+	return err
+}
+
+// ended returns the pid of a child that ended and is still a zombie.
+func ended(idType, id, options int) (int, error) {
+	for {
+		var info unix.Siginfo
+		err := unix.Waitid(idType, id, &info, unix.WEXITED|unix.WNOWAIT|options, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		return childPID(&info), err
+	}
+}

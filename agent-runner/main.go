@@ -1,0 +1,135 @@
+// Agent-runner is process 1 of a group's container. It reads one JSON object on
+// stdin, drives an agent engine, takes further messages as files, and prints
+// frames on stdout; package protocol says how.
+//
+// As "agent-runner sh -c COMMAND" it is a shell, for images that have none.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth/agent-runner/internal/emit"
+	"berth/agent-runner/internal/engine"
+	"berth/agent-runner/internal/engine/builtin"
+	"berth/agent-runner/internal/engine/probe"
+	"berth/agent-runner/internal/input"
+	"berth/agent-runner/internal/loop"
+	"berth/agent-runner/internal/reap"
+	"berth/agent-runner/internal/shell"
+	"berth/agent-runner/protocol"
+)
+
+func main() {
+	switch {
+	case len(os.Args) == 1:
+		os.Exit(serve())
+	case os.Args[1] == "sh":
+		os.Exit(shell.Main(os.Args[2:]))
+	default:
+		fmt.Fprintln(os.Stderr, "usage: agent-runner < input.json\n       agent-runner sh -c COMMAND")
+		os.Exit(2)
+	}
+}
+
+// serve is the runner in a real process.
+func serve() int {
+	logger := log.New(os.Stderr, "", 0)
+	// Before anything secret is read: tools of the same user could otherwise read
+	// this process's memory, and print frames through its stdout.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		logger.Printf("hide this process from its tools: %v", err)
+	}
+	// A small heap that is swept often: the runner mostly waits, next to an agent
+	// that needs the container's memory.
+	debug.SetGCPercent(50)
+	// A stdout that is gone is an error of the write and not a deadly signal.
+	// Ignoring the signal would hand that on to every child.
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)
+	go func() { cancel(signalled{(<-signals).(unix.Signal)}) }()
+
+	var children reap.Children
+	go children.Run(ctx)
+	return run(ctx, os.Stdin, os.Stdout, &children, places{ipc: protocol.IPCDir, group: protocol.GroupDir, home: protocol.HomeDir}, logger)
+}
+
+// places are the folders that the host mounts.
+type places struct{ ipc, group, home string }
+
+// signalled is the cause of the end of a run that a signal ended.
+type signalled struct{ signal unix.Signal }
+
+func (s signalled) Error() string { return "stopped by " + s.signal.String() }
+
+// run is one run from stdin to the exit code.
+func run(ctx context.Context, stdin io.Reader, stdout io.Writer, children *reap.Children, at places, logger *log.Logger) int {
+	frames := filepath.Join(at.ipc, "frames")
+	in, err := protocol.ReadInput(stdin)
+	if err != nil {
+		emit.New(stdout, frames, "", "", logger).Emit(engine.Failed(&engine.Error{
+			Class: protocol.ClassInput,
+			Text:  "Failed to parse input: " + err.Error(),
+		}))
+		return 1
+	}
+	out := emit.New(stdout, frames, in.RunID, in.Nonce, logger)
+	config := engine.Config{Input: in, WorkDir: at.group, Home: at.home, Children: children, Log: logger}
+	config.Prompt = ""
+	agent, err := engine.Registry{
+		"builtin": builtin.Open,
+		"probe":   probe.Opener(out),
+	}.Open(config, "builtin")
+	if err != nil {
+		out.Emit(engine.Failed(err))
+		return 1
+	}
+
+	inputDir := filepath.Join(at.ipc, "input")
+	every := protocol.LookAgain
+	watch, stop := context.WithCancel(ctx)
+	defer stop()
+	wake, err := input.Watch(watch, inputDir, logger)
+	if err != nil {
+		every = 500 * time.Millisecond
+		logger.Printf("%v; looking every %v instead", err, every)
+	}
+	l := loop.Loop{
+		Input:     in,
+		Engine:    agent,
+		Out:       out,
+		Folder:    input.NewFolder(inputDir, logger),
+		Wake:      wake,
+		LookAgain: every,
+		LeasePath: filepath.Join(at.ipc, protocol.LeaseFile),
+		Log:       logger,
+	}
+	err = l.Run(ctx)
+	if !errors.Is(err, loop.ErrStillBusy) {
+		if err := agent.Close(); err != nil {
+			logger.Printf("close the engine: %v", err)
+		}
+	}
+	if signal, ok := errors.AsType[signalled](err); ok {
+		logger.Print(signal)
+		return 128 + int(signal.signal)
+	}
+	if err != nil {
+		return 1
+	}
+	return 0
+}

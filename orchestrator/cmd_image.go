@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"berth/orchestrator/internal/docker"
+)
+
+func (a *app) imageCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "image",
+		Short: "Build the agent image, or look at it",
+		Long: `Build the agent image, or look at it.
+
+The image is made from the agent-runner beside berth, without a registry; the
+daemon does it by itself when it starts.`,
+		Example: "  berth image build\n  berth image status --json",
+		Args:    cobra.NoArgs,
+		RunE: a.do(func(context.Context, []string) error {
+			return misusef("image needs one of build, status")
+		}),
+	}
+	cmd.AddCommand(a.imageBuildCommand(), a.imageStatusCommand())
+	return cmd
+}
+
+// imageFiles returns what the agent image is made of: the runner beside this
+// program, and the machine's busybox if it has a static one.
+func imageFiles() (docker.ImageFiles, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return docker.ImageFiles{}, fmt.Errorf("find this program: %w", err)
+	}
+	if real, err := filepath.EvalSymlinks(self); err == nil {
+		self = real
+	}
+	return docker.ImageFiles{
+		Runner:  filepath.Join(filepath.Dir(self), "agent-runner"),
+		Busybox: docker.FindBusybox(),
+	}, nil
+}
+
+// openDocker returns an engine for looking at images and building them. The
+// images it builds are kept for the command line until it builds the next.
+func openDocker(cfg Config) (*docker.Engine, error) {
+	return docker.New(docker.Options{Install: "cli", Host: cfg.DockerHost, TLSDir: cfg.DockerCertPath})
+}
+
+func (a *app) imageBuildCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "build",
+		Short:   "Build the agent image if it is not there, and print its reference",
+		Example: "  berth image build",
+		Args:    cobra.NoArgs,
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			cfg, err := a.config()
+			if err != nil {
+				return err
+			}
+			files, err := imageFiles()
+			if err != nil {
+				return err
+			}
+			engine, err := openDocker(cfg)
+			if err != nil {
+				return err
+			}
+			ref, _, err := engine.BuildImage(ctx, files, func(step string) { a.note("%s", step) })
+			if err := errors.Join(err, engine.Close()); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(a.stdout, ref)
+			return err
+		}),
+	}
+}
+
+type imageStatus struct {
+	Ref     string `json:"ref"`
+	Present bool   `json:"present"`
+	Own     bool   `json:"own"` // made here, not named by CONTAINER_IMAGE
+}
+
+// findImage says which image containers are made from, and whether the engine
+// has it.
+func findImage(ctx context.Context, cfg Config, engine *docker.Engine) (imageStatus, error) {
+	s := imageStatus{Ref: cfg.Image, Own: cfg.Image == ""}
+	if s.Own {
+		files, err := imageFiles()
+		if err != nil {
+			return s, err
+		}
+		if s.Ref, err = engine.ImageRef(files); err != nil {
+			return s, err
+		}
+	}
+	var err error
+	s.Present, err = engine.ImagePresent(ctx, s.Ref)
+	return s, err
+}
+
+func (a *app) imageStatusCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "status",
+		Aliases: []string{"ls"},
+		Short:   "Say which image the agents run in, and whether it is there",
+		Example: "  berth image status --json",
+		Args:    cobra.NoArgs,
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			cfg, err := a.config()
+			if err != nil {
+				return err
+			}
+			engine, err := openDocker(cfg)
+			if err != nil {
+				return err
+			}
+			s, err := findImage(ctx, cfg, engine)
+			if err := errors.Join(err, engine.Close()); err != nil {
+				return err
+			}
+			if asJSON {
+				return a.printJSON(s)
+			}
+			state := "present"
+			if !s.Present {
+				state = "missing: \"berth image build\" makes it"
+				if !s.Own {
+					state = "missing: pull it, or change CONTAINER_IMAGE"
+				}
+			}
+			return a.printTable([][]string{{"IMAGE", "STATE"}, {s.Ref, state}})
+		}),
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}

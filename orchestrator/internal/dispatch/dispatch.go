@@ -1,0 +1,263 @@
+// Package dispatch decides which stored message wakes which group, and brings
+// the containers that an earlier daemon left back under control.
+package dispatch
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/queue"
+)
+
+// Store is where groups and messages are kept.
+type Store interface {
+	AddMessage(context.Context, berth.Message) (seq int64, fresh bool, err error)
+	Pending(ctx context.Context, chatJID string) (pending bool, retryAt time.Time, err error)
+	Groups(context.Context) ([]berth.Group, error)
+	AddGroup(context.Context, berth.Group) error
+	RemoveGroup(ctx context.Context, folder string) error
+	LiveRuns(context.Context) ([]berth.Run, error)
+}
+
+// Runs carries runs to their end.
+type Runs interface {
+	Run(context.Context, *queue.Slot, berth.Group) queue.Result
+	Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string) queue.Result
+}
+
+// Container is one container of this install.
+type Container struct {
+	ID  string
+	Run string // its run, as its label says
+}
+
+// Fleet knows the containers of this install.
+type Fleet interface {
+	Fleet(context.Context) ([]Container, error)
+	RemoveContainer(ctx context.Context, id string) error
+}
+
+// Dispatcher knows the registered groups. Its methods are safe for concurrent
+// use.
+type Dispatcher struct {
+	store     Store
+	runs      Runs
+	fleet     Fleet
+	queue     *queue.Queue
+	assistant string
+	log       *zap.Logger
+
+	mu     sync.RWMutex
+	groups map[string]berth.Group // by folder
+	chats  map[string]string      // folder by JID
+
+	reconciling sync.Mutex
+}
+
+// Options are what a Dispatcher works with.
+type Options struct {
+	Store       Store
+	Runs        Runs
+	Fleet       Fleet
+	Limit       int           // slots
+	IdleTimeout time.Duration // of a run
+	Assistant   string
+	Log         *zap.Logger
+}
+
+// New returns a Dispatcher that knows the groups in the store. Its queue is
+// paused until Resume.
+func New(ctx context.Context, o Options) (*Dispatcher, error) {
+	d := &Dispatcher{
+		store: o.Store, runs: o.Runs, fleet: o.Fleet, assistant: o.Assistant, log: o.Log,
+		groups: make(map[string]berth.Group), chats: make(map[string]string),
+	}
+	d.queue = queue.New(o.Limit, o.IdleTimeout, d.run)
+	d.queue.Pause()
+	groups, err := o.Store.Groups(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range groups {
+		d.remember(g)
+	}
+	return d, nil
+}
+
+func (d *Dispatcher) remember(g berth.Group) {
+	d.groups[g.Folder] = g
+	d.chats[g.JID] = g.Folder
+}
+
+// Receive stores a message of a registered chat and wakes its group, if it is
+// to be woken. When it returns nil the message is safe: the channel may
+// acknowledge it. A message of any other chat fails with berth.NotFound.
+func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Message, error) {
+	g, ok := d.byChat(m.ChatJID)
+	if !ok {
+		return m, berth.Errorf(berth.NotFound, "chat %s is not registered", m.ChatJID)
+	}
+	m.Wakes = !m.Bot && (!g.NeedsTrigger() || berth.Triggered(m.Text, g.EffectiveTrigger(d.assistant)))
+	seq, fresh, err := d.store.AddMessage(ctx, m)
+	if err != nil {
+		return m, err
+	}
+	m.Seq = seq
+	if fresh && m.Wakes {
+		d.queue.Add(g.Folder)
+	}
+	return m, nil
+}
+
+// run is what the queue starts.
+func (d *Dispatcher) run(ctx context.Context, slot *queue.Slot) queue.Result {
+	g, ok := d.Group(slot.Folder)
+	if !ok {
+		return queue.Result{}
+	}
+	return d.runs.Run(ctx, slot, g)
+}
+
+// Start brings everything that the store holds to life again: it reconciles,
+// lets the queue run, and wakes every group that has something pending. It may
+// be called again whenever the container engine came back.
+func (d *Dispatcher) Start(ctx context.Context) error {
+	if err := d.Reconcile(ctx); err != nil {
+		return err
+	}
+	d.queue.Resume()
+	for _, g := range d.Groups() {
+		if err := d.wake(ctx, g); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Pause starts no more runs until the next Start.
+func (d *Dispatcher) Pause() { d.queue.Pause() }
+
+func (d *Dispatcher) wake(ctx context.Context, g berth.Group) error {
+	pending, retryAt, err := d.store.Pending(ctx, g.JID)
+	if err != nil || !pending {
+		return err
+	}
+	if time.Until(retryAt) > 0 {
+		d.queue.Hold(g.Folder, retryAt)
+	}
+	d.queue.Add(g.Folder)
+	return nil
+}
+
+// Reconcile compares the containers of this install with the runs in the store.
+// A run that nobody carries is adopted, which also settles it if its container
+// is gone; a container without a live run is an orphan and removed.
+func (d *Dispatcher) Reconcile(ctx context.Context) error {
+	d.reconciling.Lock()
+	defer d.reconciling.Unlock()
+	// In this order: a run that begins in between is in both lists or in none.
+	fleet, err := d.fleet.Fleet(ctx)
+	if err != nil {
+		return err
+	}
+	live, err := d.store.LiveRuns(ctx)
+	if err != nil {
+		return err
+	}
+	known := make(map[string]string, len(fleet)) // container by run
+	for _, c := range fleet {
+		known[c.Run] = c.ID
+	}
+	for _, run := range live {
+		g, registered := d.Group(run.Folder)
+		if registered && g.JID == run.ChatJID {
+			container := known[run.ID]
+			d.queue.Adopt(run.Folder, func(ctx context.Context, slot *queue.Slot) queue.Result {
+				return d.runs.Adopt(ctx, slot, g, run, container)
+			})
+		}
+	}
+	for _, c := range fleet {
+		if slices.ContainsFunc(live, func(r berth.Run) bool { return r.ID == c.Run }) {
+			continue
+		}
+		if err := d.fleet.RemoveContainer(ctx, c.ID); err != nil {
+			d.log.Warn("remove an orphan", zap.String("container", c.ID), zap.Error(err))
+			continue
+		}
+		d.log.Info("orphan removed", zap.String("container", c.ID), zap.String("run", c.Run))
+	}
+	return nil
+}
+
+// Group returns the group of a folder.
+func (d *Dispatcher) Group(folder string) (berth.Group, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	g, ok := d.groups[folder]
+	return g, ok
+}
+
+func (d *Dispatcher) byChat(jid string) (berth.Group, bool) {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	g, ok := d.groups[d.chats[jid]]
+	return g, ok
+}
+
+// Registered reports whether a chat belongs to a group.
+func (d *Dispatcher) Registered(jid string) bool {
+	_, ok := d.byChat(jid)
+	return ok
+}
+
+// Groups returns the registered groups, ordered by folder.
+func (d *Dispatcher) Groups() []berth.Group {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	out := make([]berth.Group, 0, len(d.groups))
+	for _, g := range d.groups {
+		out = append(out, g)
+	}
+	slices.SortFunc(out, func(a, b berth.Group) int { return strings.Compare(a.Folder, b.Folder) })
+	return out
+}
+
+// AddGroup registers g, and wakes it if its chat has something pending.
+func (d *Dispatcher) AddGroup(ctx context.Context, g berth.Group) error {
+	if err := d.store.AddGroup(ctx, g); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.remember(g)
+	d.mu.Unlock()
+	return d.wake(ctx, g)
+}
+
+// RemoveGroup unregisters the group of a folder and closes its run.
+func (d *Dispatcher) RemoveGroup(ctx context.Context, folder string) error {
+	if err := d.store.RemoveGroup(ctx, folder); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	delete(d.chats, d.groups[folder].JID)
+	delete(d.groups, folder)
+	d.mu.Unlock()
+	d.queue.Close(folder)
+	return nil
+}
+
+// Close ends the run of a group; it reports false if there is none.
+func (d *Dispatcher) Close(folder string) bool { return d.queue.Close(folder) }
+
+// State returns how full the pool is.
+func (d *Dispatcher) State() queue.State { return d.queue.State() }
+
+// Shutdown ends idle runs and lets go of the others.
+func (d *Dispatcher) Shutdown(ctx context.Context) { d.queue.Shutdown(ctx) }

@@ -1,0 +1,266 @@
+// Package ipc takes the requests that containers drop as files. The folder that
+// a file lies in is who asks, whatever the file claims; everything in it is
+// hostile.
+package ipc
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/fsnotify/fsnotify"
+	"go.uber.org/zap"
+
+	"berth/agent-runner/protocol"
+	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/turn"
+	"berth/orchestrator/internal/workspace"
+)
+
+const (
+	maxText        = 64 << 10
+	maxRequest     = 512 << 10 // bytes of one file
+	maxQuarantined = 100       // files a group
+)
+
+// Store keeps what was accepted.
+type Store interface {
+	AddOutgoing(context.Context, ...berth.Outgoing) error
+}
+
+// Service takes requests of all groups. Its methods are safe for concurrent use.
+type Service struct {
+	store      Store
+	registered func(chatJID string) bool
+	errorDir   string
+	log        *zap.Logger
+}
+
+// New returns a Service. Files that cannot be used go to errorDir.
+func New(store Store, registered func(chatJID string) bool, errorDir string, log *zap.Logger) *Service {
+	return &Service{store: store, registered: registered, errorDir: errorDir, log: log}
+}
+
+// Open implements turn.Requests. Each inbox has a goroutine of its own, so that
+// no group can slow another.
+func (s *Service) Open(ctx context.Context, g berth.Group, files *workspace.Group) (turn.Inbox, error) {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil, fmt.Errorf("watch the IPC folders: %w", err)
+	}
+	b := &inbox{Service: s, group: g, dir: files.Requests("messages"), answers: files.Requests("responses"),
+		watcher: watcher, log: s.log.With(zap.String("group", g.Folder))}
+	if err := watcher.Add(files.Path("messages")); err != nil {
+		return nil, errors.Join(fmt.Errorf("watch the IPC folders: %w", err), watcher.Close())
+	}
+	// Files accepted are carried out even while the daemon shuts down.
+	b.ctx = context.WithoutCancel(ctx)
+	b.wg.Go(b.watch)
+	return b, nil
+}
+
+type inbox struct {
+	*Service
+	ctx     context.Context
+	group   berth.Group
+	dir     *os.Root
+	answers *os.Root
+	watcher *fsnotify.Watcher
+	log     *zap.Logger
+	wg      sync.WaitGroup
+	mu      sync.Mutex // one look at a time, so that files keep their order
+}
+
+// watch looks whenever a file arrives, and every few seconds in case an event
+// was lost.
+func (b *inbox) watch() {
+	again := time.NewTicker(protocol.LookAgain)
+	defer again.Stop()
+	b.Drain(b.ctx)
+	for {
+		select {
+		case e, ok := <-b.watcher.Events:
+			if !ok {
+				return
+			}
+			if !e.Has(fsnotify.Create) || !strings.HasSuffix(e.Name, ".json") {
+				continue
+			}
+		case err, ok := <-b.watcher.Errors:
+			if !ok {
+				return
+			}
+			b.log.Debug("watch the IPC folders", zap.Error(err))
+		case <-again.C:
+		}
+		b.Drain(b.ctx)
+	}
+}
+
+// Close drains a last time and ends the watch.
+func (b *inbox) Close() {
+	b.watcher.Close()
+	b.wg.Wait()
+	b.Drain(b.ctx)
+}
+
+// Drain handles the files that lie there, in order.
+func (b *inbox) Drain(ctx context.Context) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	names, err := workspace.RequestNames(b.dir)
+	if err != nil {
+		b.log.Warn("list requests", zap.Error(err))
+	}
+	for _, name := range names {
+		b.take(ctx, name)
+	}
+}
+
+// request is what a file may hold.
+type request struct {
+	Type      string `json:"type"`
+	ChatJID   string `json:"chatJid"`
+	Text      string `json:"text"`
+	Sender    string `json:"sender"`
+	RequestID string `json:"requestId"`
+}
+
+// take handles one file. It is removed when its effect is stored; a crash in
+// between repeats it under the same key.
+func (b *inbox) take(ctx context.Context, name string) {
+	f, info, err := workspace.Open(b.dir, name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return
+	} else if err != nil {
+		b.quarantine(name, nil, err)
+		return
+	}
+	f.Close()
+	data, err := workspace.Read(b.dir, name, maxRequest)
+	if err != nil {
+		b.quarantine(name, nil, err)
+		return
+	}
+	var r request
+	if err := json.Unmarshal(data, &r); err != nil {
+		b.quarantine(name, data, fmt.Errorf("not a JSON object: %w", err))
+		return
+	}
+	// A name may come again with other content: the file's time tells them apart.
+	key := fmt.Sprintf("ipc/%s/%s/%d", b.group.Folder, name, info.ModTime().UnixNano())
+	err = b.message(ctx, r, key)
+	known, refused := errors.AsType[*berth.Error](err)
+	if err != nil && (!refused || known.Kind == berth.Unavailable) {
+		b.log.Error("store a request", zap.Error(err)) // it stays, for the next look
+		return
+	}
+	if err != nil {
+		b.log.Warn("request refused", zap.String("file", name), zap.Error(err))
+	}
+	b.answer(r.RequestID, err)
+	if err := b.dir.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		b.log.Warn("remove a request", zap.Error(err))
+	}
+}
+
+// message queues a text for a chat: a group's own, or any registered one if the
+// group is main.
+func (b *inbox) message(ctx context.Context, r request, key string) error {
+	switch {
+	case r.Type != "message":
+		return berth.Errorf(berth.Invalid, "unknown type %.40q", r.Type)
+	case strings.TrimSpace(r.Text) == "":
+		return berth.Errorf(berth.Invalid, "the text is empty")
+	case len(r.Text) > maxText:
+		return berth.Errorf(berth.Invalid, "the text has %d bytes; the most is %d", len(r.Text), maxText)
+	case r.ChatJID != b.group.JID && !b.group.IsMain():
+		return berth.Errorf(berth.Denied, "group %s may write to its own chat only", b.group.Folder)
+	case !b.registered(r.ChatJID):
+		return berth.Errorf(berth.Denied, "chat %.80q is not registered", r.ChatJID)
+	}
+	now := time.Now()
+	var out []berth.Outgoing
+	for i, text := range turn.Split(turn.Visible(r.Text)) {
+		out = append(out, berth.Outgoing{
+			ChatJID: r.ChatJID, Key: fmt.Sprintf("%s/%d", key, i), Kind: berth.OutMessage, Text: text,
+			MessageID: berth.NewID(10), CreatedAt: now,
+		})
+	}
+	if len(out) == 0 {
+		return nil
+	}
+	return b.store.AddOutgoing(ctx, out...)
+}
+
+// answer tells the container what became of its request, if it gave an id that
+// can be a file name.
+func (b *inbox) answer(id string, err error) {
+	if id == "" || len(id) > 64 || strings.Trim(id, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_") != "" {
+		return
+	}
+	reply := struct {
+		OK    bool   `json:"ok"`
+		Error string `json:"error,omitempty"`
+	}{OK: err == nil}
+	if err != nil {
+		reply.Error = err.Error()
+	}
+	data, err := json.Marshal(reply)
+	if err == nil {
+		err = workspace.WriteFile(b.answers, id+".json", data, 0o644)
+	}
+	if err != nil {
+		b.log.Warn("answer a request", zap.Error(err))
+	}
+}
+
+// quarantine moves a file that cannot be used out of the container's reach,
+// with the reason beside it.
+func (b *inbox) quarantine(name string, data []byte, reason error) {
+	b.log.Warn("request cannot be used", zap.String("file", clean(name)), zap.Error(reason))
+	if err := b.keep(name, data, reason); err != nil {
+		b.log.Warn("quarantine a request", zap.Error(err))
+	}
+	if err := b.dir.RemoveAll(name); err != nil {
+		b.log.Warn("remove a request", zap.Error(err))
+	}
+}
+
+func (b *inbox) keep(name string, data []byte, reason error) error {
+	prefix := b.group.Folder + "-"
+	old, err := filepath.Glob(filepath.Join(b.errorDir, prefix+"*.reason"))
+	if err != nil || len(old) >= maxQuarantined {
+		return err
+	}
+	base := filepath.Join(b.errorDir, prefix+fmt.Sprint(time.Now().UnixNano())+"-"+clean(name))
+	return errors.Join(
+		os.WriteFile(base, data, 0o600),
+		os.WriteFile(base+".reason", []byte(reason.Error()+"\n"), 0o600),
+	)
+}
+
+// clean makes a hostile file name fit for a file of ours and for a log.
+func clean(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if r == '.' || r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' {
+			return r
+		}
+		return '_'
+	}, name)
+	if len(name) > 80 {
+		name = name[:80]
+	}
+	if !utf8.ValidString(name) || name == "" {
+		return "_"
+	}
+	return name
+}

@@ -1,0 +1,488 @@
+package turn
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"berth/agent-runner/protocol"
+	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/queue"
+)
+
+// event is what the reader of the stream found.
+type event struct {
+	frame  protocol.Frame
+	err    error
+	resync bool // the stream was broken and is open again
+}
+
+// carry serves a started run until its container is gone or ctx ends.
+func (c *carrier) carry(ctx context.Context) queue.Result {
+	var wg sync.WaitGroup
+	work, stop := context.WithCancel(ctx)
+	defer func() {
+		stop()
+		c.box.Close()
+		wg.Wait()
+	}()
+
+	var exit Exit
+	exited := make(chan struct{})
+	wg.Go(func() {
+		if e, err := c.box.Wait(work); err == nil {
+			exit = e
+			close(exited)
+		}
+	})
+	events := make(chan event)
+	wg.Go(func() { c.read(work, exited, events) })
+
+	l := newLoop(work, c, &wg)
+	defer l.end()
+	lease := time.NewTicker(protocol.LeaseInterval)
+	defer lease.Stop()
+	typing := time.NewTicker(tellInterval)
+	defer typing.Stop()
+
+	if c.adopted {
+		c.log.Info("run adopted", zap.String("container", c.box.ID()))
+		l.resync()
+	} else {
+		c.log.Info("run started", zap.String("container", c.box.ID()), zap.Int("messages", len(c.batches[0].Messages)))
+		c.show(berth.RunBusy, nil)
+	}
+	closing := c.slot.Closing()
+	for {
+		select {
+		case e, ok := <-events:
+			if !ok {
+				events = nil // the container has exited, or is about to be seen to have
+				continue
+			}
+			l.handle(e)
+		case <-c.slot.Wake():
+			l.followUp()
+		case <-closing:
+			closing = nil
+			l.close()
+		case <-l.closeAgain.C:
+			if c.run.State == berth.RunClosing {
+				l.writeClose()
+			}
+		case <-l.escalate.C:
+			l.stop()
+		case <-l.hard.C:
+			l.fail(&failure{text: fmt.Sprintf("the container gave no sign of life for %v: timed out", c.timeout())})
+			l.stop()
+		case <-lease.C:
+			if err := c.files.TouchLease(); err != nil {
+				c.log.Warn("touch the lease", zap.Error(err))
+			}
+		case <-typing.C:
+			c.Typing(c.group.JID, c.run.State == berth.RunBusy)
+		case <-ctx.Done():
+			c.log.Info("run left to the next daemon", zap.String("state", string(c.run.State)))
+			return queue.Result{}
+		case <-exited:
+			l.drain(events)
+			// Only when the container is gone may the slot be free.
+			if !l.persist("remove the container", c.box.Remove) {
+				return queue.Result{}
+			}
+			return c.finish(ctx, exit, nil)
+		}
+	}
+}
+
+// read turns the streams into events until the container exits. A stream that
+// breaks before is opened anew.
+func (c *carrier) read(ctx context.Context, exited <-chan struct{}, out chan<- event) {
+	defer close(out)
+	send := func(e event) bool {
+		select {
+		case out <- e:
+			return true
+		case <-ctx.Done():
+			return false
+		}
+	}
+	stream := protocol.Stream{Nonce: c.run.Nonce, Log: c.runLog}
+	var errStream sync.WaitGroup
+	defer errStream.Wait()
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		errStream.Go(func() { io.Copy(io.MultiWriter(c.runLog, &c.stderr), c.box.Stderr()) })
+		for f, err := range stream.Frames(c.box.Stdout()) {
+			if !send(event{frame: f, err: err}) {
+				return
+			}
+		}
+		errStream.Wait()
+		for open := false; !open; {
+			select {
+			case <-exited:
+				return
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+			if err := c.box.Reattach(ctx); err != nil {
+				c.log.Debug("open the streams anew", zap.Error(err))
+				pause = min(2*pause, 5*time.Second)
+				continue
+			}
+			open = true
+		}
+		if !send(event{resync: true}) {
+			return
+		}
+	}
+}
+
+// loop is the single goroutine that moves a run through its states.
+type loop struct {
+	*carrier
+	ctx        context.Context
+	wg         *sync.WaitGroup
+	hard       *time.Timer
+	closeAgain *time.Ticker
+	escalate   *time.Timer
+	syncing    bool // a sync is under way; what it does not acknowledge is sent again
+}
+
+func newLoop(ctx context.Context, c *carrier, wg *sync.WaitGroup) *loop {
+	l := &loop{
+		carrier: c, ctx: ctx, wg: wg,
+		hard: time.NewTimer(c.timeout()), closeAgain: time.NewTicker(protocol.CloseReassert), escalate: time.NewTimer(closeGrace),
+	}
+	l.escalate.Stop()
+	return l
+}
+
+func (l *loop) end() {
+	l.hard.Stop()
+	l.closeAgain.Stop()
+	l.escalate.Stop()
+}
+
+// persist is carrier.persist for the life of the loop.
+func (l *loop) persist(what string, do func(context.Context) error) bool {
+	return l.carrier.persist(l.ctx, what, do)
+}
+
+func (l *loop) handle(e event) {
+	if e.resync {
+		l.resync()
+		return
+	}
+	if broken, ok := errors.AsType[*protocol.FrameError](e.err); ok {
+		l.runLog.Notef("%v", broken)
+		l.fail(&failure{text: broken.Error()})
+		l.stop()
+		return
+	}
+	if e.err != nil {
+		l.log.Debug("read the stream", zap.Error(e.err))
+		return
+	}
+	f := e.frame
+	if f.Seq > l.run.LastSeq+1 {
+		l.collect(f.Seq) // something between was printed while nobody listened
+	}
+	l.take(f)
+}
+
+// take acts on one frame. Each sequence number counts once.
+func (l *loop) take(f protocol.Frame) {
+	if f.Seq == 0 {
+		f.Seq = l.run.LastSeq + 1 // an older runner
+	}
+	if f.Seq <= l.run.LastSeq {
+		l.drop(f.Seq)
+		return
+	}
+	l.run.LastSeq = f.Seq
+	l.hard.Reset(l.timeout())
+	switch f.Type {
+	case protocol.TypeReady:
+		l.ready = true
+	case protocol.TypeAck:
+		l.acknowledge(f.IDs)
+	case protocol.TypeState:
+		l.state(f.State)
+	case protocol.TypeHeartbeat:
+	default:
+		l.output(f)
+	}
+}
+
+// acknowledge notes which batches the runner has taken.
+func (l *loop) acknowledge(ids []string) {
+	var acked []string
+	for i := range l.batches {
+		b := &l.batches[i]
+		if b.State == berth.BatchSent && slices.Contains(ids, b.AckID) {
+			b.State = berth.BatchConsumed
+			acked = append(acked, b.AckID)
+		}
+	}
+	if len(acked) > 0 {
+		l.commit(berth.Progress{RunID: l.run.ID, Acked: acked})
+	}
+}
+
+// implied returns the batches that an output shows to be taken, though no ack
+// said so: the one on stdin, and those whose file is gone.
+func (l *loop) implied() (acked []string) {
+	for i := range l.batches {
+		b := &l.batches[i]
+		if b.State == berth.BatchSent && (!b.Input || !l.files.HasInput(b.ID)) {
+			b.State = berth.BatchConsumed
+			acked = append(acked, b.AckID)
+		}
+	}
+	return acked
+}
+
+func (l *loop) state(state string) {
+	if l.syncing {
+		l.syncing = false
+		l.resend()
+	}
+	ending := l.run.State == berth.RunClosing || l.run.State == berth.RunStopping
+	switch {
+	case l.failure != nil: // whatever it says, this turn did not end well
+	case state == protocol.StateIdle:
+		if l.turnEnded(berth.Progress{RunID: l.run.ID}) && !ending {
+			l.rest()
+		}
+	case !ending && l.run.State != berth.RunBusy:
+		l.show(berth.RunBusy, nil)
+	}
+}
+
+// turnEnded commits p as the end of a turn.
+func (l *loop) turnEnded(p berth.Progress) bool {
+	p.TurnEnded = true
+	if !l.commit(p) {
+		return false
+	}
+	l.batches = slices.DeleteFunc(l.batches, func(b berth.Batch) bool { return b.State == berth.BatchConsumed })
+	return true
+}
+
+// rest makes the run idle, if nothing that it was given is still on its way.
+func (l *loop) rest() {
+	if len(l.batches) > 0 || l.failure != nil {
+		return
+	}
+	l.show(berth.RunIdle, nil)
+	l.slot.Idle()
+}
+
+// output commits a result or an error.
+func (l *loop) output(f protocol.Frame) {
+	p := berth.Progress{RunID: l.run.ID, Seq: f.Seq, Session: f.NewSessionID, Acked: l.implied()}
+	if f.Result != nil {
+		for i, text := range Split(Visible(string(*f.Result))) {
+			p.Out = append(p.Out, berth.Outgoing{
+				Key:  "run/" + l.run.ID + "/" + strconv.FormatInt(f.Seq, 10) + "/" + strconv.Itoa(i),
+				Kind: berth.OutAnswer, Text: text, MessageID: berth.NewID(10), CreatedAt: time.Now(),
+			})
+		}
+	}
+	if len(p.Out) > 0 {
+		l.inbox.Drain(l.ctx) // what the agent sent before comes before
+	}
+	old := !l.ready && !l.adopted && f.Status == protocol.StatusSuccess // an older runner says no more than this
+	stored := false
+	if old {
+		stored = l.turnEnded(p)
+	} else {
+		stored = l.commit(p)
+	}
+	if !stored {
+		return
+	}
+	l.drop(f.Seq)
+	if f.Status == protocol.StatusError {
+		l.fail(&failure{text: f.Error, class: f.ErrorClass, retryAfter: time.Duration(f.RetryAfterMS) * time.Millisecond})
+		l.close()
+		return
+	}
+	if old {
+		l.rest()
+	}
+}
+
+// commit stores p. While the store fails, for example because the disk is full,
+// nothing else could be done for the run anyway. It reports false if the daemon
+// shut down before.
+func (l *loop) commit(p berth.Progress) bool {
+	return l.persist("commit a frame", func(ctx context.Context) error {
+		err := l.Store.Commit(context.WithoutCancel(ctx), p)
+		if kind(err) == berth.NotFound {
+			l.log.Error("commit a frame", zap.Error(err)) // the run is over; trying again cannot help
+			return nil
+		}
+		return err
+	})
+}
+
+// drop removes a canonical frame that is committed.
+func (l *loop) drop(seq int64) {
+	if err := l.files.RemoveFrame(seq); err != nil {
+		l.log.Warn("remove a frame file", zap.Error(err))
+	}
+}
+
+// collect takes the canonical frames that the stream did not bring, up to but
+// not including the sequence number before; 0 means all.
+func (l *loop) collect(before int64) {
+	names, err := l.files.Frames()
+	if err != nil {
+		l.log.Warn("list the frame files", zap.Error(err))
+	}
+	for _, name := range names {
+		if before > 0 && name >= protocol.FrameName(before) {
+			return
+		}
+		if name <= protocol.FrameName(l.run.LastSeq) {
+			continue // committed; its removal was interrupted
+		}
+		data, err := l.files.ReadFrame(name)
+		if err != nil {
+			l.log.Warn("read a frame file", zap.String("file", name), zap.Error(err))
+			continue
+		}
+		f, err := protocol.Unseal(data, l.run.Nonce)
+		if err != nil || protocol.FrameName(f.Seq) != name {
+			l.runLog.Notef("frame file %q is not the runner's own", name)
+			continue
+		}
+		l.take(f)
+	}
+}
+
+// resync finds out what happened while nobody listened.
+func (l *loop) resync() {
+	l.collect(0)
+	l.syncing = true
+	data, err := json.Marshal(protocol.Message{Type: protocol.TypeSync})
+	if err == nil {
+		err = l.files.WriteInput(0, data)
+	}
+	if err != nil {
+		l.log.Warn("ask the runner for its state", zap.Error(err))
+	}
+}
+
+// resend writes the input files again that an earlier daemon may not have
+// written. The runner knows those that it has taken.
+func (l *loop) resend() {
+	for _, b := range l.batches {
+		if b.Input && b.State == berth.BatchSent && !l.files.HasInput(b.ID) {
+			l.deliver(b)
+		}
+	}
+}
+
+// followUp gives the idle run what its chat has pending.
+func (l *loop) followUp() {
+	if l.run.State != berth.RunIdle || !l.slot.Busy() {
+		return
+	}
+	var b berth.Batch
+	var ok bool
+	if !l.persist("claim a follow-up", func(ctx context.Context) (err error) {
+		b, ok, err = l.Store.NextBatch(ctx, l.run.ID, l.group.JID)
+		return err
+	}) {
+		return
+	}
+	if !ok {
+		l.slot.Idle()
+		return
+	}
+	l.batches = append(l.batches, b)
+	if l.deliver(b) {
+		l.show(berth.RunBusy, nil)
+		l.hard.Reset(l.timeout())
+	}
+}
+
+func (l *loop) deliver(b berth.Batch) bool {
+	data, err := json.Marshal(protocol.Message{
+		Type: protocol.TypeMessage, ID: b.AckID, Text: prompt(l.group, b, l.Assistant, time.Now().In(l.Location)),
+	})
+	if err == nil {
+		err = l.files.WriteInput(b.ID, data)
+	}
+	if err != nil {
+		l.fail(&failure{text: fmt.Sprintf("write an input file: %v", err)})
+		l.close()
+		return false
+	}
+	return true
+}
+
+// fail notes the first failure and lets the run have nothing more.
+func (l *loop) fail(f *failure) {
+	if l.failure == nil {
+		l.failure = f
+	}
+	l.slot.Seal()
+}
+
+// close asks the runner to end, and sees to it that it does.
+func (l *loop) close() {
+	if l.run.State == berth.RunClosing || l.run.State == berth.RunStopping {
+		return
+	}
+	l.show(berth.RunClosing, nil)
+	l.runLog.Notef("closing: %s", l.slot.Reason())
+	l.writeClose()
+	l.escalate.Reset(closeGrace)
+}
+
+func (l *loop) writeClose() {
+	if err := l.files.WriteClose(); err != nil {
+		l.log.Warn("write _close", zap.Error(err))
+	}
+}
+
+// stop makes the engine end the container. It is repeated until that happened.
+func (l *loop) stop() {
+	if l.run.State != berth.RunStopping {
+		l.slot.Seal()
+		l.show(berth.RunStopping, nil)
+		l.runLog.Notef("stopping the container")
+	}
+	l.escalate.Reset(3 * closeGrace)
+	l.wg.Go(func() {
+		if err := l.box.Stop(l.ctx); err != nil && l.ctx.Err() == nil {
+			l.log.Warn("stop the container", zap.Error(err))
+		}
+	})
+}
+
+// drain takes what the stream of an exited container still holds, and the
+// canonical frames that it did not bring.
+func (l *loop) drain(events <-chan event) {
+	grace := time.AfterFunc(drainGrace, func() { l.box.Close() })
+	defer grace.Stop()
+	if events != nil {
+		for e := range events {
+			l.handle(e)
+		}
+	}
+	l.collect(0)
+}

@@ -1,0 +1,503 @@
+// Package turn carries one run: it gives a container its prompt and follow-ups,
+// turns its frames into outgoing texts, and settles with the store what became
+// of the messages when the container is gone.
+package turn
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"berth/agent-runner/protocol"
+	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/mount"
+	"berth/orchestrator/internal/queue"
+	"berth/orchestrator/internal/workspace"
+)
+
+// Store is where the truth is kept. Every method is one transaction that is on
+// disk when it returns.
+type Store interface {
+	BeginRun(context.Context, berth.Run) (berth.Batch, bool, error)
+	NextBatch(ctx context.Context, runID, chatJID string) (berth.Batch, bool, error)
+	SetContainer(ctx context.Context, runID, container string) error
+	Commit(context.Context, berth.Progress) error
+	FinishRun(context.Context, berth.Ending) (berth.Verdict, error)
+	OpenBatches(ctx context.Context, runID string) ([]berth.Batch, error)
+	Session(ctx context.Context, folder, engine string) (string, error)
+}
+
+// Requests takes what containers drop as files. Open starts to watch the folders
+// of a group; files has to stay open until the Inbox is closed.
+type Requests interface {
+	Open(ctx context.Context, g berth.Group, files *workspace.Group) (Inbox, error)
+}
+
+// Inbox is the watched folders of one group. Drain returns when all that lay
+// there was handled. Close drains a last time.
+type Inbox interface {
+	Drain(ctx context.Context)
+	Close()
+}
+
+// Mounts decides which host folders a group gets.
+type Mounts interface {
+	Resolve(requests []berth.MountRequest, main bool) []mount.Verdict
+}
+
+// Config is what all runs share.
+type Config struct {
+	Assistant   string
+	Image       func() (ref string, ready bool) // the default image
+	Runner      string                          // host path of agent-runner, for images without one
+	EngineName  string
+	Location    *time.Location
+	MaxOutput   int64         // bytes of log a run
+	Timeout     time.Duration // without a sign of life
+	IdleTimeout time.Duration
+	Memory      int64
+	CPUs        float64
+	Pids        int64
+	Network     string
+	Runtime     string
+}
+
+// Deps are what a Runner works with.
+type Deps struct {
+	Store    Store
+	Engine   Engine
+	Tree     *workspace.Tree
+	Mounts   Mounts
+	Requests Requests
+	Typing   func(chatJID string, on bool) // must not block
+	Rebuild  func(context.Context) error   // makes the default image again
+	Log      *zap.Logger
+}
+
+// Runner carries runs. Its methods are safe for concurrent use.
+type Runner struct {
+	Config
+	Deps
+
+	mu   sync.Mutex
+	live map[string]*View // by folder
+}
+
+// View is what a person may see of a live run.
+type View struct {
+	Run    berth.Run
+	Turns  int
+	Since  time.Time // of the last change of state
+	Mounts []mount.Verdict
+}
+
+// New returns a Runner.
+func New(c Config, d Deps) *Runner {
+	return &Runner{Config: c, Deps: d, live: make(map[string]*View)}
+}
+
+// Live returns the live runs by folder.
+func (r *Runner) Live() map[string]View {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make(map[string]View, len(r.live))
+	for folder, v := range r.live {
+		out[folder] = *v
+	}
+	return out
+}
+
+// Times of a run that ends.
+const (
+	closeGrace   = 10 * time.Second // for a runner to end after it was asked to
+	drainGrace   = 5 * time.Second  // for the stream of an exited container to end
+	engineRetry  = time.Second      // after a start that met no container engine
+	tellInterval = 20 * time.Second // between two typing signs
+)
+
+// backoff is waited before the next attempt after the first failed run, the
+// second, and so on.
+var backoff = []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second}
+
+// Run starts a container for what g's chat has pending and carries it until it
+// is gone, or until ctx ends: then the container is left running, for the next
+// daemon to adopt.
+func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) queue.Result {
+	now := time.Now()
+	run := berth.Run{
+		ID: berth.NewID(6), Folder: g.Folder, ChatJID: g.JID, Kind: berth.KindChat, State: berth.RunStarting,
+		Image: g.Container.Image, Engine: g.Container.Engine, Nonce: berth.NewID(16), StartedAt: now,
+	}
+	if run.Engine == "" {
+		run.Engine = r.EngineName
+	}
+	log := r.Log.With(zap.String("group", g.Folder), zap.String("run", run.ID))
+	if run.Image == "" {
+		ref, ready := r.Image()
+		if !ready {
+			return queue.Result{Again: true, RetryAt: now.Add(engineRetry)}
+		}
+		run.Image = ref
+	}
+	batch, ok, err := r.Store.BeginRun(ctx, run)
+	if err != nil {
+		log.Error("begin run", zap.Error(err))
+		return queue.Result{Again: true, RetryAt: now.Add(backoff[0])}
+	}
+	if !ok {
+		return queue.Result{}
+	}
+	c := &carrier{Runner: r, slot: slot, group: g, run: run, log: log, batches: []berth.Batch{batch}}
+	defer c.release()
+	if err := c.start(ctx, batch); err != nil {
+		return c.finish(ctx, Exit{Code: -1}, err)
+	}
+	return c.carry(ctx)
+}
+
+// Adopt carries a run that an earlier daemon started. If its container does not
+// run any more, it delivers what the runner left, removes the container (id
+// may be empty) and settles the run.
+func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string) queue.Result {
+	c := &carrier{Runner: r, slot: slot, group: g, run: run, adopted: true, log: r.Log.With(zap.String("group", g.Folder), zap.String("run", run.ID))}
+	defer c.release()
+	later := queue.Result{Again: true, RetryAt: time.Now().Add(engineRetry)}
+	var err error
+	if c.batches, err = r.Store.OpenBatches(ctx, run.ID); err != nil {
+		c.log.Error("adopt: read the batches", zap.Error(err))
+		return later
+	}
+	if err := c.open(ctx, false); err != nil {
+		c.log.Error("adopt: open the folders", zap.Error(err))
+		return later
+	}
+	c.box, err = r.Engine.Attach(ctx, run.ID)
+	if err == nil {
+		return c.carry(ctx)
+	}
+	if kind(err) != berth.NotFound {
+		c.log.Warn("adopt: attach to the container", zap.Error(err))
+		return later
+	}
+	return c.settle(ctx, container)
+}
+
+// carrier is one run on its way.
+type carrier struct {
+	*Runner
+	slot    *queue.Slot
+	group   berth.Group
+	run     berth.Run
+	log     *zap.Logger
+	files   *workspace.Group
+	runLog  *workspace.RunLog
+	inbox   Inbox
+	box     Box
+	adopted bool
+
+	ready   bool          // the runner speaks our protocol, not an older one
+	batches []berth.Batch // given to the run, turn not ended
+	failure *failure
+	stderr  tail
+}
+
+// failure is why a run did not do what was asked.
+type failure struct {
+	text       string
+	class      string
+	retryAfter time.Duration
+}
+
+// open opens the run's folders and log.
+func (c *carrier) open(ctx context.Context, fresh bool) (err error) {
+	if c.files, err = c.Tree.Group(c.group.Folder); err != nil {
+		return err
+	}
+	if fresh {
+		if err := c.files.BeginRun(); err != nil {
+			return err
+		}
+	}
+	if c.runLog, err = c.files.OpenRunLog(c.run.ID, c.run.StartedAt, c.MaxOutput); err != nil {
+		return err
+	}
+	if c.inbox, err = c.Requests.Open(ctx, c.group, c.files); err != nil {
+		return err
+	}
+	c.show(berth.RunStarting, nil)
+	return nil
+}
+
+// release closes what open opened.
+func (c *carrier) release() {
+	if c.inbox != nil {
+		c.inbox.Close()
+	}
+	if c.runLog != nil {
+		c.runLog.Close()
+	}
+	if c.files != nil {
+		c.files.Close()
+	}
+	c.mu.Lock()
+	delete(c.live, c.group.Folder)
+	c.mu.Unlock()
+}
+
+// start makes the container and hands it the first batch.
+func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
+	if err := c.open(ctx, true); err != nil {
+		return err
+	}
+	verdicts := c.Mounts.Resolve(c.group.Container.AdditionalMounts, c.group.IsMain())
+	c.show(berth.RunStarting, verdicts)
+	mounts := c.files.Mounts()
+	for _, v := range verdicts {
+		if !v.Allowed {
+			c.log.Warn("mount refused", zap.String("path", v.Request.HostPath), zap.String("reason", v.Reason))
+			c.runLog.Notef("mount of %q refused: %s", v.Request.HostPath, v.Reason)
+			continue
+		}
+		mounts = append(mounts, v.Mount)
+	}
+	session, err := c.Store.Session(ctx, c.group.Folder, c.run.Engine)
+	if err != nil {
+		return err
+	}
+	ids := make([]string, len(batch.Messages))
+	for i, m := range batch.Messages {
+		ids[i] = m.ID
+	}
+	stdin, err := json.Marshal(protocol.Input{
+		Prompt: prompt(c.group, batch, c.Assistant, time.Now().In(c.Location)), SessionID: session,
+		GroupFolder: c.group.Folder, ChatJID: c.group.JID, IsMain: c.group.IsMain(), AssistantName: c.Assistant,
+		Protocol: protocol.Version, RunID: c.run.ID, Nonce: c.run.Nonce, Batch: ids,
+		Engine: c.run.Engine, Timezone: c.Location.String(),
+	})
+	if err != nil {
+		return fmt.Errorf("encode the prompt: %w", err)
+	}
+	c.runLog.Notef("run %s of group %s: image %s, %d messages, session %q", c.run.ID, c.group.Folder, c.run.Image, len(batch.Messages), session)
+	created := func(id string) error { return c.Store.SetContainer(ctx, c.run.ID, id) }
+	spec := c.spec(mounts)
+	c.box, err = c.Engine.Start(ctx, spec, stdin, created)
+	if kind(err) == berth.NotFound && spec.Runner == "" && c.Rebuild(ctx) == nil {
+		// Somebody cleaned up the engine's images.
+		c.box, err = c.Engine.Start(ctx, spec, stdin, created)
+	}
+	return err
+}
+
+// kind returns the kind of an error; nil and unknown errors are internal.
+func kind(err error) berth.Kind {
+	known, ok := errors.AsType[*berth.Error](err)
+	if !ok {
+		return berth.Internal
+	}
+	return known.Kind
+}
+
+func (c *carrier) spec(mounts []berth.Mount) Spec {
+	own := c.group.Container
+	s := Spec{
+		RunID: c.run.ID, Folder: c.group.Folder, Kind: c.run.Kind, Image: c.run.Image, Mounts: mounts,
+		UID: c.Tree.UID(), GID: c.Tree.GID(), TZ: c.Location.String(),
+		Memory: c.Memory, CPUs: c.CPUs, Pids: c.Pids, Network: c.Network, Runtime: c.Runtime,
+	}
+	if ref, _ := c.Image(); s.Image != ref {
+		s.Runner = c.Runner.Runner
+	}
+	if own.MemoryMiB > 0 {
+		s.Memory = own.MemoryMiB << 20
+	}
+	if own.CPUs > 0 {
+		s.CPUs = own.CPUs
+	}
+	if own.Pids > 0 {
+		s.Pids = own.Pids
+	}
+	return s
+}
+
+// timeout is how long the run may give no sign of life.
+func (c *carrier) timeout() time.Duration {
+	group := time.Duration(c.group.Container.TimeoutMS) * time.Millisecond
+	return max(group, c.Timeout, c.IdleTimeout+30*time.Second)
+}
+
+// show publishes the run's state and tells the chat whether somebody writes.
+func (c *carrier) show(state berth.RunState, mounts []mount.Verdict) {
+	c.mu.Lock()
+	v, ok := c.live[c.group.Folder]
+	if !ok {
+		v = &View{}
+		c.live[c.group.Folder] = v
+	}
+	if v.Run.State != state {
+		v.Since = time.Now()
+	}
+	c.run.State = state
+	v.Run = c.run
+	if c.box != nil {
+		v.Run.Container = c.box.ID()
+	}
+	if mounts != nil {
+		v.Mounts = mounts
+	}
+	if state == berth.RunBusy {
+		v.Turns++
+	}
+	c.mu.Unlock()
+	c.Typing(c.group.JID, state == berth.RunStarting || state == berth.RunBusy)
+}
+
+// settle ends a run whose container is not running: what it left in files is
+// delivered, the rest is pending again and nobody's failure.
+func (c *carrier) settle(ctx context.Context, container string) queue.Result {
+	l := newLoop(ctx, c, nil)
+	defer l.end()
+	l.collect(0)
+	if container != "" && !l.persist("remove the container", func(ctx context.Context) error { return c.Engine.RemoveContainer(ctx, container) }) {
+		return queue.Result{}
+	}
+	return c.finish(ctx, Exit{Code: -1}, errGone)
+}
+
+var errGone = berth.Errorf(berth.Unavailable, "the container ended while no daemon was there")
+
+// finish settles with the store what became of the run. start is the error of a
+// container that never ran. If ctx ends before the store takes it, the next
+// daemon settles the run.
+func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Result {
+	c.slot.Seal()
+	if c.inbox != nil {
+		c.inbox.Drain(ctx)
+	}
+	e, f := c.ending(exit, start)
+	var v berth.Verdict
+	if !c.persist(ctx, "record the end of the run", func(ctx context.Context) (err error) {
+		v, err = c.Store.FinishRun(context.WithoutCancel(ctx), e)
+		return err
+	}) {
+		return queue.Result{}
+	}
+	c.Typing(c.group.JID, false)
+	fields := []zap.Field{zap.Int("exit", exit.Code), zap.String("reason", string(c.slot.Reason())), zap.Duration("took", time.Since(c.run.StartedAt))}
+	switch {
+	case f == nil:
+		c.log.Info("run ended", fields...)
+	case v.Parked:
+		c.log.Error("run failed, given up until the next message", append(fields, zap.String("error", f.text), zap.String("class", f.class))...)
+	default:
+		c.log.Warn("run failed", append(fields, zap.String("error", f.text), zap.String("class", f.class), zap.Time("retry", v.RetryAt))...)
+	}
+	if c.runLog != nil {
+		c.runLog.Notef("ended with code %d %s", exit.Code, e.Error)
+	}
+	result := queue.Result{Again: v.Returned && !v.Parked, RetryAt: v.RetryAt}
+	if e.Uncounted && start != errGone {
+		result.RetryAt = time.Now().Add(engineRetry)
+	}
+	return result
+}
+
+// ending classifies how the run ended. The failure is nil if it did what was
+// asked, as far as one can tell here.
+func (c *carrier) ending(exit Exit, start error) (berth.Ending, *failure) {
+	e := berth.Ending{RunID: c.run.ID, At: time.Now(), ExitCode: exit.Code, Backoff: backoff}
+	f := c.failure
+	switch {
+	case f != nil:
+	case start != nil:
+		f = &failure{text: start.Error()}
+		switch kind(start) {
+		case berth.Unavailable:
+			e.Uncounted = true
+		case berth.NotFound:
+			f.class = protocol.ClassImage
+		}
+	case exit.OutOfMemory:
+		f = &failure{text: "the agent ran out of memory", class: protocol.ClassMemory}
+	case c.slot.Reason() == queue.ReasonStopped:
+		f = &failure{text: "stopped by the operator", class: classStopped}
+	case exit.Code != 0 && c.slot.Reason() == "":
+		f = &failure{text: strings.TrimSuffix(fmt.Sprintf("Container exited with code %d: %s", exit.Code, c.stderr.last(200)), ": ")}
+	}
+	if f == nil {
+		e.Notice = notice("")
+		return e, nil
+	}
+	e.Error, e.Class, e.RetryIn, e.Notice = f.text, f.class, f.retryAfter, notice(f.class)
+	switch f.class {
+	case protocol.ClassStaleSession:
+		e.DropSession, e.RetryIn = true, time.Millisecond
+	case protocol.ClassAuth, protocol.ClassImage, protocol.ClassMemory, protocol.ClassInput, classStopped:
+		e.NoRetry = true
+	}
+	return e, f
+}
+
+// classStopped is the class of a run that the operator ended.
+const classStopped = "stopped"
+
+// notice is what a chat is told when its messages are given up.
+func notice(class string) string {
+	why := "Something went wrong on my side. The operator can see the details."
+	switch class {
+	case classStopped:
+		why = "The operator stopped me."
+	case protocol.ClassAuth:
+		why = "The key for the model was refused. The operator has been told."
+	case protocol.ClassImage:
+		why = "My container image is missing. The operator has been told."
+	case protocol.ClassMemory:
+		why = "I ran out of memory. The operator has been told."
+	case protocol.ClassRateLimit:
+		why = "The model's rate limit does not let me through."
+	}
+	return "I could not answer. " + why + " I will try again with your next message."
+}
+
+// persist does what must not be left undone, again and again while it fails. It
+// reports false if ctx ended before it was done.
+func (c *carrier) persist(ctx context.Context, what string, do func(context.Context) error) bool {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		err := do(ctx)
+		if err == nil {
+			return true
+		}
+		c.log.Error(what, zap.Error(err))
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
+	}
+}
+
+// tail keeps the end of what a container wrote to stderr. Only one goroutine
+// writes, and it has ended before last is called.
+type tail struct{ buf []byte }
+
+func (t *tail) Write(p []byte) (int, error) {
+	const keep = 1024
+	t.buf = append(t.buf, p...)
+	if len(t.buf) > keep {
+		t.buf = append(t.buf[:0], t.buf[len(t.buf)-keep:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) last(n int) string {
+	text := strings.TrimSpace(strings.ToValidUTF8(string(t.buf), "\uFFFD"))
+	if len(text) > n {
+		text = strings.ToValidUTF8(text[len(text)-n:], "")
+	}
+	return text
+}

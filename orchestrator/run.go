@@ -1,0 +1,430 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"golang.org/x/sync/errgroup"
+
+	"berth/orchestrator/internal/bell"
+	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/console"
+	"berth/orchestrator/internal/dispatch"
+	"berth/orchestrator/internal/docker"
+	"berth/orchestrator/internal/ipc"
+	"berth/orchestrator/internal/mount"
+	"berth/orchestrator/internal/outbox"
+	"berth/orchestrator/internal/sqlite"
+	"berth/orchestrator/internal/turn"
+	"berth/orchestrator/internal/web"
+	"berth/orchestrator/internal/workspace"
+)
+
+const (
+	reconcileEvery = 30 * time.Second
+	imageRetry     = 30 * time.Second
+	shutdownGrace  = 10 * time.Second // for the outbox, and for idle runs to end
+)
+
+// runDaemon is the daemon: it wires the parts together, top to bottom, serves
+// until ctx ends, and takes them down in the order of the last lines.
+func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Writer) (err error) {
+	started := time.Now()
+	log := newLogger(cfg.LogLevel, stderr)
+	ctx, shutdown := context.WithCancel(ctx)
+	defer shutdown()
+
+	tree, err := workspace.NewTree(cfg.Root, agentUID(), agentGID())
+	if err != nil {
+		return err
+	}
+	lock, err := lockRoot(tree.StoreDir())
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+
+	var chats bell.Bell
+	var sender *outbox.Sender
+	db, err := sqlite.Open(ctx, storeFile(tree), func(chat string, outgoing bool) {
+		chats.Ring(chat)
+		if outgoing {
+			sender.Wake(chat)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	term := console.New(db, &chats, cfg.AssistantName)
+	sender = outbox.New(db, router{term}, log.Named("outbox"))
+
+	install, err := installID(ctx, db)
+	if err != nil {
+		return err
+	}
+	engine, err := docker.New(docker.Options{Install: install, Host: cfg.DockerHost, TLSDir: cfg.DockerCertPath, Log: log.Named("docker")})
+	if err != nil {
+		return err
+	}
+	defer engine.Close()
+
+	files, err := imageFiles()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(files.Runner); err != nil {
+		return berth.Errorf(berth.NotFound, "the program agent-runner is not beside berth (%s): build it with make build", files.Runner)
+	}
+	state := &health{alarms: make(map[string]string), image: web.Image{Ref: cfg.Image}}
+	images := &images{cfg: cfg, engine: engine, files: files, health: state, log: log.Named("image")}
+	var dispatcher *dispatch.Dispatcher
+	requests := ipc.New(db, func(jid string) bool { return dispatcher.Registered(jid) }, tree.ErrorDir(), log.Named("ipc"))
+	runner := turn.New(turn.Config{
+		Assistant: cfg.AssistantName, Image: state.imageRef, Runner: files.Runner, EngineName: cfg.Engine, Location: cfg.Timezone,
+		MaxOutput: cfg.MaxOutput, Timeout: cfg.ContainerTimeout, IdleTimeout: cfg.IdleTimeout,
+		Memory: cfg.ContainerMemory, CPUs: cfg.ContainerCPUs, Pids: cfg.ContainerPids, Network: cfg.ContainerNetwork, Runtime: cfg.Runtime,
+	}, turn.Deps{
+		Store: db, Engine: engine, Tree: tree, Mounts: mount.New(cfg.MountAllowlist, cfg.Root, cfg.Home, dockerSockets(cfg.DockerHost)...),
+		Requests: requests, Typing: term.SetTyping, Rebuild: images.ensure, Log: log.Named("turn"),
+	})
+	dispatcher, err = dispatch.New(ctx, dispatch.Options{
+		Store: db, Runs: runner, Fleet: fleet{engine}, Limit: cfg.MaxContainers, IdleTimeout: cfg.IdleTimeout,
+		Assistant: cfg.AssistantName, Log: log.Named("dispatch"),
+	})
+	if err != nil {
+		return err
+	}
+	ctl := &control{
+		cfg: cfg, started: started, db: db, bell: &chats, console: term, dispatcher: dispatcher, runner: runner,
+		shutdown: shutdown, health: state,
+	}
+	if opts.SampleGroups {
+		if err := ctl.addSamples(ctx); err != nil {
+			return err
+		}
+	}
+	socket, err := web.Listen(cfg.Socket())
+	if err != nil {
+		return err
+	}
+	log.Info("starting", zap.String("version", buildVersion()), zap.String("root", cfg.Root), zap.String("install", install), zap.Int("groups", len(dispatcher.Groups())))
+	if err := sender.WakeAll(ctx); err != nil {
+		return err
+	}
+
+	g, intake := errgroup.WithContext(ctx)
+	g.Go(func() error { return web.Serve(intake, socket, ctl, log.Named("web")) })
+	pool := &pool{
+		engine: engine, images: images, dispatcher: dispatcher, health: state, log: log.Named("pool"),
+		ready: sync.OnceFunc(func() {
+			state.set(func(h *health) { h.ready = true })
+			log.Info("ready", zap.Duration("after", time.Since(started)))
+			if opts.Ready != nil {
+				opts.Ready()
+			}
+		}),
+	}
+	g.Go(func() error { return pool.run(intake) })
+
+	err = g.Wait()
+	log.Info("shutting down")
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
+	defer cancel()
+	dispatcher.Shutdown(grace)
+	sender.Shutdown(grace)
+	log.Info("stopped")
+	return err
+}
+
+// pool keeps the runs going while the container engine comes and goes.
+type pool struct {
+	engine     *docker.Engine
+	images     *images
+	dispatcher *dispatch.Dispatcher
+	health     *health
+	log        *zap.Logger
+	ready      func()
+}
+
+// run watches the engine until ctx ends. While it is up, the image is made, what
+// an earlier daemon left is taken over, and reconciled from time to time.
+func (p *pool) run(ctx context.Context) error {
+	states := make(chan error, 1) // nil: up; only the newest counts
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		err := p.engine.Watch(ctx, func(up bool, err error) {
+			if up {
+				err = nil
+			} else if err == nil {
+				err = errors.New("the Docker engine does not answer")
+			}
+			select {
+			case <-states:
+			default:
+			}
+			states <- err
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	})
+	g.Go(func() error {
+		var current *up
+		defer func() { current.end() }()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case err := <-states:
+				current.end()
+				if current = nil; err != nil {
+					p.down(err)
+					continue
+				}
+				current = p.begin(ctx)
+			}
+		}
+	})
+	return g.Wait()
+}
+
+func (p *pool) down(err error) {
+	p.log.Warn("no Docker engine; messages are kept until it is back", zap.Error(err))
+	p.dispatcher.Pause()
+	p.health.set(func(h *health) { h.docker = web.Docker{Error: err.Error()} })
+	p.health.alarm("docker", "no Docker engine: "+err.Error())
+}
+
+// up is the work of a time in which the engine is up.
+type up struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+func (p *pool) begin(ctx context.Context) *up {
+	ctx, cancel := context.WithCancel(ctx)
+	u := &up{cancel, make(chan struct{})}
+	go func() {
+		defer close(u.done)
+		p.up(ctx)
+	}()
+	return u
+}
+
+// end ends the work, if any, and waits for it.
+func (u *up) end() {
+	if u == nil {
+		return
+	}
+	u.cancel()
+	<-u.done
+}
+
+// up works while the engine is up.
+func (p *pool) up(ctx context.Context) {
+	if info, err := p.engine.Ping(ctx); err == nil {
+		p.log.Info("Docker engine", zap.String("version", info.Version), zap.String("api", info.API))
+		p.health.set(func(h *health) { h.docker = web.Docker{Up: true, Version: info.Version} })
+		p.health.alarm("docker", "")
+	}
+	p.try(ctx, imageRetry, func() error { return p.images.ensure(ctx) })
+	p.try(ctx, time.Second, func() error {
+		err := p.dispatcher.Start(ctx)
+		if err != nil && ctx.Err() == nil {
+			p.log.Warn("take over what is there", zap.Error(err))
+		}
+		return err
+	})
+	if ctx.Err() != nil {
+		return
+	}
+	p.ready()
+	again := time.NewTicker(reconcileEvery)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+			if err := p.dispatcher.Reconcile(ctx); err != nil && ctx.Err() == nil {
+				p.log.Warn("reconcile", zap.Error(err))
+			}
+		}
+	}
+}
+
+// try repeats do until it succeeds or ctx ends.
+func (p *pool) try(ctx context.Context, pause time.Duration, do func() error) {
+	for ctx.Err() == nil && do() != nil {
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// images keeps the default agent image present and current.
+type images struct {
+	cfg    Config
+	engine *docker.Engine
+	files  docker.ImageFiles
+	health *health
+	log    *zap.Logger
+	mu     sync.Mutex // one build at a time
+}
+
+// ensure makes the image if it is missing. A failure is told in the log and in
+// the status.
+func (i *images) ensure(ctx context.Context) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	ref, err := i.find(ctx)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err != nil {
+		i.log.Error("agent image", zap.Error(err))
+		i.health.set(func(h *health) { h.image = web.Image{Ref: ref, Error: err.Error()} })
+		i.health.alarm("image", "no agent image: "+err.Error())
+		return err
+	}
+	i.health.set(func(h *health) { h.image = web.Image{Ref: ref, Ready: true} })
+	i.health.alarm("image", "")
+	return nil
+}
+
+func (i *images) find(ctx context.Context) (string, error) {
+	if i.cfg.Image == "" {
+		ref, built, err := i.engine.BuildImage(ctx, i.files, func(step string) { i.log.Debug(step) })
+		if built {
+			i.log.Info("agent image built", zap.String("image", ref))
+		}
+		return ref, err
+	}
+	found, err := i.engine.ImagePresent(ctx, i.cfg.Image)
+	if err == nil && !found {
+		err = berth.Errorf(berth.NotFound, "CONTAINER_IMAGE=%s is not there: pull or build it, or leave the setting out", i.cfg.Image)
+	}
+	return i.cfg.Image, err
+}
+
+// router finds the channel of a chat.
+type router struct{ console *console.Channel }
+
+func (r router) Send(ctx context.Context, o berth.Outgoing) error {
+	if console.Owns(o.ChatJID) {
+		return r.console.Send(ctx, o)
+	}
+	return berth.Errorf(berth.Unavailable, "no channel serves chat %s", o.ChatJID)
+}
+
+// fleet shows dispatch the containers of this install.
+type fleet struct{ *docker.Engine }
+
+func (f fleet) Fleet(ctx context.Context) ([]dispatch.Container, error) {
+	found, err := f.Containers(ctx)
+	out := make([]dispatch.Container, 0, len(found))
+	for _, c := range found {
+		out = append(out, dispatch.Container{ID: c.ID, Run: c.Run})
+	}
+	return out, err
+}
+
+// addSamples registers the groups of make run, if there are none at all.
+func (c *control) addSamples(ctx context.Context) error {
+	if len(c.dispatcher.Groups()) > 0 {
+		return nil
+	}
+	for _, folder := range []string{berth.MainFolder, "family", "work"} {
+		if _, err := c.AddGroup(ctx, web.NewGroup{Folder: folder}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// installID returns the random name of this root, by which its containers are
+// known on an engine that it may share.
+func installID(ctx context.Context, db *sqlite.DB) (string, error) {
+	const key = "install"
+	id, err := db.State(ctx, key)
+	if err != nil || id != "" {
+		return id, err
+	}
+	id = berth.NewID(8)
+	return id, db.SetState(ctx, key, id)
+}
+
+// lockRoot makes sure that one daemon alone works on a root. The lock ends with
+// the process, however it ends.
+func lockRoot(storeDir string) (*os.File, error) {
+	path := filepath.Join(storeDir, "berth.lock")
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the lock: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		pid, _ := io.ReadAll(io.LimitReader(f, 20))
+		f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, berth.Errorf(berth.Conflict, "another berth works on this root (pid %s): talk to it, stop it with berth stop --daemon, or choose another --root", strings.TrimSpace(string(pid)))
+		}
+		return nil, fmt.Errorf("lock the root: %w", err)
+	}
+	if err := f.Truncate(0); err != nil {
+		return nil, errors.Join(fmt.Errorf("write the lock: %w", err), f.Close())
+	}
+	if _, err := f.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0); err != nil {
+		return nil, errors.Join(fmt.Errorf("write the lock: %w", err), f.Close())
+	}
+	return f, nil
+}
+
+// defaultAgentID is the containers' user and group when the daemon is root,
+// whose own must not be used.
+const defaultAgentID = 1000
+
+func agentUID() int {
+	if uid := os.Geteuid(); uid != 0 {
+		return uid
+	}
+	return defaultAgentID
+}
+
+func agentGID() int {
+	if os.Geteuid() != 0 {
+		return os.Getegid()
+	}
+	return defaultAgentID
+}
+
+// dockerSockets returns the engine's socket, which is never mounted.
+func dockerSockets(host string) []string {
+	if path, ok := strings.CutPrefix(host, "unix://"); ok {
+		return []string{path}
+	}
+	return nil
+}
+
+// newLogger writes one line an entry: for people on a terminal, and easy to cut
+// into fields elsewhere.
+func newLogger(level zapcore.Level, w io.Writer) *zap.Logger {
+	enc := zap.NewProductionEncoderConfig()
+	enc.EncodeTime = zapcore.ISO8601TimeEncoder
+	enc.EncodeDuration = zapcore.StringDurationEncoder
+	enc.EncodeLevel = zapcore.LowercaseLevelEncoder
+	return zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(enc), zapcore.Lock(zapcore.AddSync(w)), level))
+}

@@ -1,0 +1,332 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	_ "time/tzdata" // zones must load where the system has none
+
+	"go.uber.org/zap/zapcore"
+)
+
+// settings is the table of all settings, in the order in which people see them.
+var settings = []setting{
+	{name: "BERTH_ROOT", def: ".", help: "folder that holds groups/, data/ and store/ (not in .env: it lies there)", set: setRoot},
+	{name: "ASSISTANT_NAME", def: "Andy", help: "the assistant's name; @name is the trigger", set: setName},
+	{name: "ASSISTANT_HAS_OWN_NUMBER", def: "false", help: "true: the assistant has a phone number of its own", set: boolean(func(c *Config) *bool { return &c.AssistantHasOwnNumber })},
+	{name: "CHANNELS", def: "console", help: "chat networks, separated by commas: console, whatsapp", set: setChannels},
+
+	{name: "CONTAINER_IMAGE", help: "agent image; empty: built from Berth's own runner", set: pattern(func(c *Config) *string { return &c.Image }, `^[A-Za-z0-9][A-Za-z0-9._/:@-]*$`, "give an image such as ghcr.io/you/agent:1")},
+	{name: "CONTAINER_TIMEOUT", def: "30m", help: "a run without a sign of life ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.ContainerTimeout })},
+	{name: "IDLE_TIMEOUT", def: "30m", help: "an idle container ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.IdleTimeout })},
+	{name: "CONTAINER_MAX_OUTPUT_SIZE", def: "10485760", help: "bytes of log kept of one run", set: size(func(c *Config) *int64 { return &c.MaxOutput }, 1024)},
+	{name: "MAX_CONCURRENT_CONTAINERS", def: "5", help: "containers at the same time", set: setMaxContainers},
+	{name: "CONTAINER_MEMORY", def: "1GiB", help: "memory of one container", set: size(func(c *Config) *int64 { return &c.ContainerMemory }, 6<<20)},
+	{name: "CONTAINER_CPUS", def: "1", help: "processors of one container", set: setCPUs},
+	{name: "CONTAINER_PIDS", def: "256", help: "processes of one container", set: setPids},
+	{name: "CONTAINER_NETWORK", def: "none", help: "none: only the gateway; bridge: the open network", set: oneOf(func(c *Config) *string { return &c.ContainerNetwork }, "none", "bridge")},
+	{name: "CONTAINER_RUNTIME", help: "container runtime, for example runsc for gVisor", set: pattern(func(c *Config) *string { return &c.Runtime }, `^[A-Za-z0-9][A-Za-z0-9._-]*$`, "give a runtime's name such as runsc")},
+	{name: "DOCKER_HOST", help: "the Docker engine; empty: its usual socket", set: setDockerHost},
+	{name: "DOCKER_CERT_PATH", help: "folder with ca.pem, cert.pem and key.pem for a Docker engine over TLS", set: setDockerCerts},
+	{name: "BERTH_MOUNT_ALLOWLIST", def: "~/.config/berth/mount-allowlist.json", help: "host folders that groups may be given", set: setMountAllowlist},
+
+	{name: "TZ", help: "time zone of schedules and containers; empty: the system's", set: setTimezone},
+	{name: "LOG_LEVEL", def: "info", help: "trace, debug, info, warn, error, fatal or silent", set: setLogLevel},
+
+	{name: "AGENT_ENGINE", def: "auto", help: "auto, builtin, model, acp, claude or probe", set: oneOf(func(c *Config) *string { return &c.Engine }, "auto", "builtin", "model", "acp", "claude", "probe")},
+	{name: "AGENT_MODEL", help: "the model's name; empty: the engine's own choice", set: pattern(func(c *Config) *string { return &c.AgentModel }, `^[\w./:@-]{1,128}$`, "give a model's name")},
+	{name: "CREDENTIALS", def: "gateway", help: "gateway: keys stay on the host; stdin: given to the container", set: oneOf(func(c *Config) *string { return &c.Credentials }, "gateway", "stdin")},
+	{name: "FOLLOW_UP", def: "queue", help: "messages for a busy agent: queue, or steer where the engine can", set: oneOf(func(c *Config) *string { return &c.FollowUp }, "queue", "steer")},
+	{name: "BERTH_LISTEN", help: "host:port of the dashboard; empty: none", set: setListen},
+
+	{name: "ANTHROPIC_API_KEY", help: "key for Anthropic's API", secret: true, set: secret(func(c *Config) *Secret { return &c.AnthropicAPIKey })},
+	{name: "CLAUDE_CODE_OAUTH_TOKEN", help: "token of a Claude subscription", secret: true, set: secret(func(c *Config) *Secret { return &c.ClaudeCodeOAuthToken })},
+	{name: "OPENAI_API_KEY", help: "key for an OpenAI-compatible API", secret: true, set: secret(func(c *Config) *Secret { return &c.OpenAIAPIKey })},
+	{name: "OPENAI_BASE_URL", help: "address of an OpenAI-compatible API", set: setBaseURL},
+}
+
+// maxSocketPath is what the kernel takes as the path of a unix socket.
+const maxSocketPath = 107
+
+func setRoot(c *Config, value string) error {
+	root, err := filepath.Abs(expandHome(value, c.Home))
+	if err != nil {
+		return err
+	}
+	if info, err := os.Stat(root); err == nil && !info.IsDir() {
+		return errors.New("not a folder")
+	}
+	c.Root = root
+	if n := len(c.Socket()); n > maxSocketPath {
+		return fmt.Errorf("the path is %d bytes too long for the control socket in it: use a shorter one", n-maxSocketPath)
+	}
+	return nil
+}
+
+func expandHome(path, home string) string {
+	if home != "" && (path == "~" || strings.HasPrefix(path, "~/")) {
+		return home + path[1:]
+	}
+	return path
+}
+
+func setName(c *Config, value string) error {
+	name := strings.TrimSpace(value)
+	if strings.HasPrefix(name, "@") {
+		return errors.New("give the name without the @")
+	}
+	if name == "" || utf8.RuneCountInString(name) > 64 || !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsGraphic(r) }) {
+		return errors.New("give a name of 1 to 64 printable characters")
+	}
+	c.AssistantName = name
+	return nil
+}
+
+var knownChannels = []string{"console", "whatsapp"}
+
+func setChannels(c *Config, value string) error {
+	for name := range strings.SplitSeq(value, ",") {
+		name = strings.TrimSpace(name)
+		if !slices.Contains(knownChannels, name) {
+			return fmt.Errorf("no channel is called %q: give some of %s", name, strings.Join(knownChannels, ", "))
+		}
+		if !slices.Contains(c.Channels, name) {
+			c.Channels = append(c.Channels, name)
+		}
+	}
+	return nil
+}
+
+func setMaxContainers(c *Config, value string) error {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 1 || n > 1000 {
+		return errors.New("give a whole number from 1 to 1000")
+	}
+	c.MaxContainers = n
+	return nil
+}
+
+func setCPUs(c *Config, value string) error {
+	n, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(n >= 0.01 && n <= 1024) {
+		return errors.New("give a number from 0.01 to 1024, such as 1.5")
+	}
+	c.ContainerCPUs = n
+	return nil
+}
+
+func setPids(c *Config, value string) error {
+	n, err := strconv.ParseInt(value, 10, 64)
+	if err != nil || n < 8 || n > 1<<22 {
+		return errors.New("give a whole number of at least 8")
+	}
+	c.ContainerPids = n
+	return nil
+}
+
+func setDockerHost(c *Config, value string) error {
+	u, err := url.Parse(value)
+	usable := err == nil && (u.Scheme == "unix" && filepath.IsAbs(u.Path) ||
+		u.Scheme == "tcp" && u.Host != "")
+	if !usable {
+		return errors.New("give unix:///path/docker.sock or tcp://host:port")
+	}
+	c.DockerHost = value
+	return nil
+}
+
+func setDockerCerts(c *Config, value string) error {
+	path := expandHome(value, c.Home)
+	if !filepath.IsAbs(path) {
+		return errors.New("give an absolute path, or one that starts with ~/ and a HOME")
+	}
+	c.DockerCertPath = filepath.Clean(path)
+	return nil
+}
+
+func setMountAllowlist(c *Config, value string) error {
+	path := expandHome(value, c.Home)
+	if !filepath.IsAbs(path) {
+		return errors.New("give an absolute path, or one that starts with ~/ and a HOME")
+	}
+	c.MountAllowlist = filepath.Clean(path)
+	return nil
+}
+
+func setTimezone(c *Config, value string) error {
+	zone, err := time.LoadLocation(value)
+	if err != nil || value == "Local" {
+		return errors.New("not a known time zone: give one such as Europe/Berlin or UTC")
+	}
+	c.Timezone, c.TimezoneName = zone, value
+	return nil
+}
+
+// systemZone finds the name of the system's zone, which a container needs; Go's
+// own time.Local has none.
+func systemZone(localtime, timezone string) (string, *time.Location) {
+	var names []string
+	if target, err := filepath.EvalSymlinks(localtime); err == nil {
+		if _, name, ok := strings.Cut(target, "zoneinfo/"); ok {
+			names = append(names, name)
+		}
+	}
+	if text, err := os.ReadFile(timezone); err == nil {
+		names = append(names, strings.TrimSpace(string(text)))
+	}
+	for _, name := range names {
+		if zone, err := time.LoadLocation(name); err == nil && name != "" && name != "Local" {
+			return name, zone
+		}
+	}
+	return "UTC", time.UTC
+}
+
+var logLevels = map[string]zapcore.Level{
+	"trace":  zapcore.DebugLevel,
+	"debug":  zapcore.DebugLevel,
+	"info":   zapcore.InfoLevel,
+	"warn":   zapcore.WarnLevel,
+	"error":  zapcore.ErrorLevel,
+	"fatal":  zapcore.FatalLevel,
+	"silent": zapcore.FatalLevel + 1, // above everything
+}
+
+func setLogLevel(c *Config, value string) error {
+	level, ok := logLevels[strings.ToLower(value)]
+	if !ok {
+		return errors.New("give one of trace, debug, info, warn, error, fatal, silent")
+	}
+	c.LogLevel = level
+	return nil
+}
+
+func setListen(c *Config, value string) error {
+	_, port, err := net.SplitHostPort(value)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
+		return errors.New("give host:port such as 127.0.0.1:8080")
+	}
+	c.Listen = value
+	return nil
+}
+
+func setBaseURL(c *Config, value string) error {
+	u, err := url.Parse(value)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
+		return errors.New("give an address such as https://api.example.com/v1, without a password in it")
+	}
+	c.OpenAIBaseURL = value
+	return nil
+}
+
+func boolean(field func(*Config) *bool) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		switch strings.ToLower(value) {
+		case "true", "1", "yes", "on":
+			*field(c) = true
+		case "false", "0", "no", "off":
+			*field(c) = false
+		default:
+			return errors.New("give true or false")
+		}
+		return nil
+	}
+}
+
+func oneOf(field func(*Config) *string, values ...string) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		if !slices.Contains(values, value) {
+			return fmt.Errorf("give one of %s", strings.Join(values, ", "))
+		}
+		*field(c) = value
+		return nil
+	}
+}
+
+func pattern(field func(*Config) *string, expr, right string) func(*Config, string) error {
+	re := regexp.MustCompile(expr)
+	return func(c *Config, value string) error {
+		if !re.MatchString(value) {
+			return errors.New(right)
+		}
+		*field(c) = value
+		return nil
+	}
+}
+
+// duration takes the ancestors' milliseconds, or a Go duration.
+func duration(field func(*Config) *time.Duration) func(*Config, string) error {
+	const longest = 10_000 * time.Hour
+	return func(c *Config, value string) error {
+		d, err := time.ParseDuration(value)
+		if ms, e := strconv.ParseInt(value, 10, 64); e == nil {
+			if ms > int64(longest/time.Millisecond) {
+				ms = -1
+			}
+			d, err = time.Duration(ms)*time.Millisecond, nil
+		}
+		if err != nil || d < time.Millisecond || d > longest {
+			return errors.New("give a duration such as 30m, or milliseconds such as 1800000")
+		}
+		*field(c) = d
+		return nil
+	}
+}
+
+var sizePattern = regexp.MustCompile(`^([0-9]{1,18}(?:\.[0-9]{1,6})?) *([kmgt]?)(?:i?b)?$`)
+
+// parseSize reads bytes as Docker does: units are powers of 1024, whatever
+// their spelling.
+func parseSize(text string) (int64, bool) {
+	m := sizePattern.FindStringSubmatch(strings.ToLower(text))
+	if m == nil {
+		return 0, false
+	}
+	n, err := strconv.ParseFloat(m[1], 64)
+	if err != nil {
+		return 0, false
+	}
+	// No unit is the empty string, found at 0.
+	for range strings.Index(" kmgt", m[2]) {
+		n *= 1024
+	}
+	if n > 1<<60 {
+		return 0, false
+	}
+	return int64(n), true
+}
+
+func size(field func(*Config) *int64, least int64) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		n, ok := parseSize(value)
+		if !ok || n < least {
+			return fmt.Errorf("give a size of at least %d bytes, such as 512m or 1GiB", least)
+		}
+		*field(c) = n
+		return nil
+	}
+}
+
+func secret(field func(*Config) *Secret) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		if strings.ContainsFunc(value, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			return errors.New("it holds a blank or a character that no key has: copy it again")
+		}
+		*field(c) = Secret(value)
+		return nil
+	}
+}
