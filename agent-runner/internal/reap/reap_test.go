@@ -104,7 +104,10 @@ func adopt() error {
 		return err
 	}
 	_ = keepW.Close() // the orphan ends
-	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); err != nil {
+	for err = unix.EINTR; err == unix.EINTR; { // SIGCHLD may come first
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
+	}
+	if err != nil {
 		return err
 	}
 	children.Sweep() // whether SIGCHLD or this one was first
