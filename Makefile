@@ -1,0 +1,67 @@
+# Two commands on a fresh machine: make run, make test.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+GO      ?= go
+BIN     := $(CURDIR)/bin
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+BUILD   := CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)'
+PACKAGES = ./orchestrator/... ./agent-runner/...
+
+.PHONY: help
+help: ## list what can be made
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: run
+run: engine build ## set everything up, start the daemon in the background, and chat with it
+	@$(BIN)/berth run --detach --sample-groups
+	@if [ -t 0 ] && [ -t 1 ]; then exec $(BIN)/berth chat main; fi; \
+	echo; \
+	echo 'Berth runs in the background, with the groups main, family and work. Talk to them:'; \
+	echo '  bin/berth chat main                                 in a terminal; every message is answered'; \
+	echo '  bin/berth send -g family --wait "@Andy hello"       one message, one answer'; \
+	echo '  bin/berth status                                    what runs'; \
+	echo '  bin/berth stop --daemon                             end it'
+
+.PHONY: demo
+demo: engine build ## play the uses of Berth with real containers and say what each step proves
+	@$(GO) run ./orchestrator/demo -berth $(BIN)/berth
+
+.PHONY: test
+test: engine build check ## check, then all tests, with the race detector and a real engine
+	$(GO) test -race -tags docker -timeout 9m $(PACKAGES)
+
+.PHONY: check
+check: ## formatting, vet, staticcheck, import directions
+	@unformatted=$$(gofmt -l orchestrator agent-runner); if [ -n "$$unformatted" ]; then echo "gofmt would change: $$unformatted"; exit 1; fi
+	$(GO) vet -tags docker $(PACKAGES)
+	$(GO) tool staticcheck -tags docker $(PACKAGES)
+	$(GO) test -run TestImports ./orchestrator
+
+.PHONY: vuln
+vuln: ## known vulnerabilities (needs the network)
+	$(GO) tool govulncheck -tags docker $(PACKAGES)
+
+.PHONY: bench
+bench: engine build ## measure Berth beside the bare floor and write docs/benchmarks.md
+	$(GO) run ./orchestrator/bench -berth $(BIN)/berth -out docs/benchmarks.md
+
+.PHONY: build
+build: ## build bin/berth and bin/agent-runner
+	@mkdir -p $(BIN)
+	$(BUILD) -o $(BIN)/berth ./orchestrator
+	$(BUILD) -o $(BIN)/agent-runner ./agent-runner
+
+.PHONY: image
+image: engine build ## build the agent image
+	$(BIN)/berth image build
+
+.PHONY: engine
+engine:
+	@docker/ensure-engine.sh
+
+.PHONY: clean
+clean: ## remove what was built; live data stays
+	rm -rf $(BIN)
