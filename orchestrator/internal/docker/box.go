@@ -386,7 +386,7 @@ func (b *box) Stop(ctx context.Context) error {
 		b.mu.Lock()
 		b.stopping = false
 		b.mu.Unlock()
-		if !answer(err) && err != nil {
+		if !answer(err) && err != nil && b.e.ctx.Err() == nil {
 			b.log.Warn("stop failed", zap.Error(err))
 		}
 	})

@@ -23,7 +23,6 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/client"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
@@ -58,19 +57,13 @@ func TestMain(m *testing.M) {
 			fmt.Fprintln(os.Stderr, "these tests need a Docker engine:", err)
 			return 1
 		}
-		defer dropImages(e)
+		defer func() {
+			if err := e.ReleaseImage(context.Background()); err != nil {
+				fmt.Fprintln(os.Stderr, err)
+			}
+		}()
 		return m.Run()
 	}())
-}
-
-// dropImages removes the image that e holds, if no other install holds it.
-func dropImages(e *Engine) {
-	c, err := e.client(context.Background())
-	if err != nil {
-		return
-	}
-	_, _ = c.ImageRemove(context.Background(), Repository+":"+holderTag+e.opts.Install, image.RemoveOptions{})
-	_ = sweepImages(context.Background(), c)
 }
 
 // newEngine returns an engine with an install id of its own, whose containers go
@@ -691,7 +684,13 @@ func TestPing(t *testing.T) {
 
 func TestBuildImage(t *testing.T) {
 	e, other := newEngine(t, dockerHost), newEngine(t, dockerHost)
-	t.Cleanup(func() { dropImages(e); dropImages(other) })
+	t.Cleanup(func() {
+		for _, e := range []*Engine{e, other} {
+			if err := e.ReleaseImage(context.WithoutCancel(t.Context())); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	runner := buildHelper(t)
 	program, err := os.ReadFile(runner)
 	if err != nil {

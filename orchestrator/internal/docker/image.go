@@ -146,6 +146,20 @@ func (e *Engine) BuildImage(ctx context.Context, files ImageFiles, progress func
 	return ref, built, nil
 }
 
+// ReleaseImage lets go of the image that this install uses and removes what no
+// install holds any more. For the end of a root, or of a test.
+func (e *Engine) ReleaseImage(ctx context.Context) error {
+	c, err := e.client(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = c.ImageRemove(ctx, Repository+":"+holderTag+e.opts.Install, image.RemoveOptions{})
+	if err != nil && !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) {
+		return e.explain(ctx, err, "release the image")
+	}
+	return sweepImages(ctx, c)
+}
+
 // load streams img into the engine under all refs at once.
 func (e *Engine) load(ctx context.Context, c *client.Client, img v1.Image, refs ...string) error {
 	named := map[name.Reference]v1.Image{}
