@@ -24,7 +24,13 @@ func (a *app) chatPlain(ctx context.Context, client *web.Client, group web.Group
 	var wakes []int64 // messages to be answered
 	following, failed := false, false
 	lines, readErr := a.readLines(ctx)
-	for line := range lines {
+	for open := true; open; {
+		var line string
+		select {
+		case line, open = <-lines:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 		if strings.TrimSpace(line) == "" {
 			continue
 		}
@@ -57,8 +63,13 @@ func (a *app) chatPlain(ctx context.Context, client *web.Client, group web.Group
 			})
 		}
 	}
-	if err := <-readErr; err != nil {
-		return err
+	select {
+	case err := <-readErr:
+		if err != nil {
+			return err
+		}
+	case <-ctx.Done(): // the reader gave up
+		return context.Cause(ctx)
 	}
 	var expected [][]string
 	for _, seq := range wakes {
@@ -88,15 +99,13 @@ func (a *app) chatPlain(ctx context.Context, client *web.Client, group web.Group
 // interrupted. After lines is closed there is one value in the second channel.
 func (a *app) readLines(ctx context.Context) (<-chan string, <-chan error) {
 	lines, result := make(chan string), make(chan error, 1)
-	inner := make(chan string)
-	scanErr := make(chan error, 1)
 	go func() {
-		defer close(inner)
+		defer close(lines)
 		scanner := bufio.NewScanner(a.stdin)
 		scanner.Buffer(nil, 2*maxText)
 		for scanner.Scan() {
 			select {
-			case inner <- scanner.Text():
+			case lines <- scanner.Text():
 			case <-ctx.Done():
 				return
 			}
@@ -105,26 +114,7 @@ func (a *app) readLines(ctx context.Context) (<-chan string, <-chan error) {
 		if errors.Is(err, bufio.ErrTooLong) {
 			err = errors.New("a line of the input is larger than 64 KiB")
 		}
-		scanErr <- err
-	}()
-	go func() {
-		defer close(lines)
-		for {
-			select {
-			case line, ok := <-inner:
-				if !ok {
-					result <- <-scanErr
-					return
-				}
-				select {
-				case lines <- line:
-				case <-ctx.Done():
-				}
-			case <-ctx.Done():
-				result <- context.Cause(ctx)
-				return
-			}
-		}
+		result <- err
 	}()
 	return lines, result
 }
@@ -182,7 +172,7 @@ func (p *answerPrinter) missing(expected []string) (some, never []string) {
 // messages with equal texts may have been answered together, so for a second
 // copy it waits only while more keeps coming.
 func (p *answerPrinter) settle(ctx context.Context, answers [][]string) error {
-	const quiet, patience = 500 * time.Millisecond, 5 * time.Second
+	const quiet, patience = 500 * time.Millisecond, 2 * time.Second
 	expected := slices.Concat(answers...)
 	for begun := time.Now(); ; {
 		some, never := p.missing(expected)

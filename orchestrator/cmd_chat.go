@@ -104,7 +104,9 @@ func chatInTerminal(ctx context.Context, in, out *os.File, c *terminalChat) erro
 			}
 		}
 	}()
-	return c.run(ctx)
+	err = c.run(ctx)
+	_, _ = out.WriteString("\r\x1b[K") // wipes the prompt that nobody answers
+	return err
 }
 
 type readOnly struct{ f *os.File }

@@ -1,9 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
-	"syscall"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -89,5 +90,14 @@ func (a *app) stopDaemon(ctx context.Context, cfg Config, client *web.Client) er
 	}
 }
 
-// alive reports whether a process of this user has the id.
-func alive(pid int) bool { return pid > 0 && syscall.Kill(pid, 0) == nil }
+// alive reports whether a process has the id. A zombie has ended; nobody took
+// note of it yet.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	// "pid (name) state …", and the name may hold anything.
+	_, rest, ok := bytes.Cut(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" "))
+	return ok && !bytes.HasPrefix(rest, []byte("Z"))
+}

@@ -24,6 +24,7 @@ func TestScripts(t *testing.T) {
 		Dir: "testdata/script",
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("HOME", env.WorkDir)
+			env.Setenv("GORACE", "atexit_sleep_ms=0") // or each command takes a second more
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){

@@ -7,6 +7,7 @@ package berth
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"strings"
@@ -62,6 +63,24 @@ type MountRequest struct {
 	ContainerPath string `json:"containerPath,omitempty"`
 	// ReadOnly is a pointer because only an explicit false asks for writing.
 	ReadOnly *bool `json:"readonly,omitempty"`
+}
+
+// UnmarshalJSON takes nothing but the boolean false for a wish to write: a
+// decoder would leave false behind when it fails on "false" or 0.
+func (m *MountRequest) UnmarshalJSON(data []byte) error {
+	var raw struct {
+		HostPath      string `json:"hostPath"`
+		ContainerPath string `json:"containerPath"`
+		ReadOnly      any    `json:"readonly"`
+	}
+	if err := json.Unmarshal(data, &raw); err != nil {
+		return err
+	}
+	*m = MountRequest{HostPath: raw.HostPath, ContainerPath: raw.ContainerPath}
+	if given, ok := raw.ReadOnly.(bool); ok {
+		m.ReadOnly = &given
+	}
+	return nil
 }
 
 // Mount is one bind mount of a container.

@@ -186,7 +186,9 @@ func (l *loop) handle(e event) {
 	if broken, ok := errors.AsType[*protocol.FrameError](e.err); ok {
 		l.runLog.Notef("%v", broken)
 		l.fail(&failure{text: broken.Error()})
-		l.stop()
+		if l.run.State != berth.RunStopping {
+			l.stop()
+		}
 		return
 	}
 	if e.err != nil {
