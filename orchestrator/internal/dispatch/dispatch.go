@@ -23,6 +23,7 @@ type Store interface {
 	AddGroup(context.Context, berth.Group) error
 	RemoveGroup(ctx context.Context, folder string) error
 	LiveRuns(context.Context) ([]berth.Run, error)
+	FinishRun(context.Context, berth.Ending) (berth.Verdict, error)
 }
 
 // Runs carries runs to their end.
@@ -157,7 +158,8 @@ func (d *Dispatcher) wake(ctx context.Context, g berth.Group) error {
 
 // Reconcile compares the containers of this install with the runs in the store.
 // A run that nobody carries is adopted, which also settles it if its container
-// is gone; a container without a live run is an orphan and removed.
+// is gone, or ended if its group is; a container without a live run is an orphan
+// and removed.
 func (d *Dispatcher) Reconcile(ctx context.Context) error {
 	d.reconciling.Lock()
 	defer d.reconciling.Unlock()
@@ -175,13 +177,14 @@ func (d *Dispatcher) Reconcile(ctx context.Context) error {
 		known[c.Run] = c.ID
 	}
 	for _, run := range live {
+		container := known[run.ID]
 		g, registered := d.Group(run.Folder)
-		if registered && g.JID == run.ChatJID {
-			container := known[run.ID]
-			d.queue.Adopt(run.Folder, func(ctx context.Context, slot *queue.Slot) queue.Result {
-				return d.runs.Adopt(ctx, slot, g, run, container)
-			})
-		}
+		d.queue.Adopt(run.Folder, func(ctx context.Context, slot *queue.Slot) queue.Result {
+			if !registered || g.JID != run.ChatJID {
+				return d.discard(ctx, run, container)
+			}
+			return d.runs.Adopt(ctx, slot, g, run, container)
+		})
 	}
 	for _, c := range fleet {
 		if slices.ContainsFunc(live, func(r berth.Run) bool { return r.ID == c.Run }) {
@@ -194,6 +197,23 @@ func (d *Dispatcher) Reconcile(ctx context.Context) error {
 		d.log.Info("orphan removed", zap.String("container", c.ID), zap.String("run", c.Run))
 	}
 	return nil
+}
+
+// discard ends a run whose group was removed: what it might still say has no
+// chat to go to.
+func (d *Dispatcher) discard(ctx context.Context, run berth.Run, container string) queue.Result {
+	if container != "" {
+		if err := d.fleet.RemoveContainer(ctx, container); err != nil {
+			d.log.Warn("remove the container of a removed group", zap.String("group", run.Folder), zap.Error(err))
+			return queue.Result{} // the next reconcile tries again
+		}
+	}
+	if _, err := d.store.FinishRun(ctx, berth.Ending{RunID: run.ID, At: time.Now(), ExitCode: -1, Error: "the group was removed", Uncounted: true}); err != nil {
+		d.log.Error("end the run of a removed group", zap.String("group", run.Folder), zap.Error(err))
+		return queue.Result{}
+	}
+	d.log.Info("run of a removed group ended", zap.String("group", run.Folder), zap.String("run", run.ID), zap.String("container", container))
+	return queue.Result{}
 }
 
 // Group returns the group of a folder.
