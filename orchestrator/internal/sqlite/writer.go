@@ -148,7 +148,11 @@ func (t *tx) savepoint(fn func(*tx) error) (err error) {
 }
 
 // touch notes that the chat changed.
-func (t *tx) touch(chatJID string) { t.touched[chatJID] = t.touched[chatJID] }
+func (t *tx) touch(chatJID string) {
+	if _, ok := t.touched[chatJID]; !ok {
+		t.touched[chatJID] = false
+	}
+}
 
 // touchOut notes that the chat has a new outgoing text.
 func (t *tx) touchOut(chatJID string) { t.touched[chatJID] = true }

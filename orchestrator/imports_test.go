@@ -1,0 +1,80 @@
+package main
+
+import (
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// mayImport says which of our packages a package may import directly; none of
+// them may be reached in a roundabout way either, since each row names all.
+// Arrows point down: main, then dispatch and turn, then what decides, then the
+// words. An adapter fills an interface that a package above states, so it may
+// import that one package, and never another adapter.
+var mayImport = map[string]string{
+	// the words
+	"orchestrator/internal/berth": "",
+	"agent-runner/protocol":       "",
+	"orchestrator/internal/bell":  "",
+	// what decides
+	"orchestrator/internal/queue":     "",
+	"orchestrator/internal/mount":     "berth",
+	"orchestrator/internal/workspace": "berth protocol",
+	"orchestrator/internal/outbox":    "berth",
+	"orchestrator/internal/dispatch":  "berth queue",
+	"orchestrator/internal/turn":      "berth mount protocol queue workspace",
+	// adapters
+	"orchestrator/internal/sqlite":  "berth",
+	"orchestrator/internal/docker":  "berth protocol turn",
+	"orchestrator/internal/ipc":     "berth protocol turn workspace",
+	"orchestrator/internal/console": "bell berth",
+	"orchestrator/internal/web":     "berth",
+}
+
+// owners are the libraries that one package alone may import.
+var owners = map[string]string{
+	"github.com/docker/docker": "orchestrator/internal/docker",
+	"modernc.org/sqlite":       "orchestrator/internal/sqlite",
+}
+
+func TestImports(t *testing.T) {
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, "berth/...").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for line := range strings.Lines(string(out)) {
+		path, list, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		pkg := strings.TrimPrefix(path, "berth/")
+		allowed, known := mayImport[pkg]
+		if known {
+			seen++
+		} else if strings.HasPrefix(pkg, "orchestrator/internal/") {
+			t.Errorf("%s is not in the table: say what it may import", pkg)
+		}
+		for _, imported := range strings.Fields(list) {
+			if ours, ok := strings.CutPrefix(imported, "berth/"); ok {
+				name := ours[strings.LastIndex(ours, "/")+1:]
+				if known && !slices.Contains(strings.Fields(allowed), name) {
+					t.Errorf("%s imports %s and may import only: %s", pkg, ours, allowed)
+				}
+				if strings.HasPrefix(pkg, "agent-runner") && strings.HasPrefix(ours, "orchestrator") {
+					t.Errorf("%s imports %s: the box must not know the host", pkg, ours)
+				}
+				continue
+			}
+			for library, owner := range owners {
+				if (imported == library || strings.HasPrefix(imported, library+"/")) && pkg != owner {
+					t.Errorf("%s imports %s, which is %s's alone", pkg, imported, owner)
+				}
+			}
+			if (pkg == "orchestrator/internal/berth" || pkg == "agent-runner/protocol") && strings.Contains(imported, ".") {
+				t.Errorf("%s imports %s and may import the standard library only", pkg, imported)
+			}
+		}
+	}
+	if seen != len(mayImport) {
+		t.Errorf("%d packages of the table exist, want %d: remove what is gone", seen, len(mayImport))
+	}
+}
