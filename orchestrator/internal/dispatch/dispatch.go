@@ -126,18 +126,18 @@ func (d *Dispatcher) run(ctx context.Context, slot *queue.Slot) queue.Result {
 }
 
 // Start brings everything that the store holds to life again: it reconciles,
-// lets the queue run, and wakes every group that has something pending. It may
+// wakes every group that has something pending, and lets the queue run. It may
 // be called again whenever the container engine came back.
 func (d *Dispatcher) Start(ctx context.Context) error {
 	if err := d.Reconcile(ctx); err != nil {
 		return err
 	}
-	d.queue.Resume()
 	for _, g := range d.Groups() {
 		if err := d.wake(ctx, g); err != nil {
 			return err
 		}
 	}
+	d.queue.Resume()
 	return nil
 }
 

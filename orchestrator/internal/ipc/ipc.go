@@ -8,13 +8,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/fsnotify/fsnotify"
 	"go.uber.org/zap"
@@ -56,8 +54,7 @@ func (s *Service) Open(ctx context.Context, g berth.Group, files *workspace.Grou
 	if err != nil {
 		return nil, fmt.Errorf("watch the IPC folders: %w", err)
 	}
-	b := &inbox{Service: s, group: g, dir: files.Requests("messages"), answers: files.Requests("responses"),
-		watcher: watcher, log: s.log.With(zap.String("group", g.Folder))}
+	b := &inbox{Service: s, group: g, files: files, watcher: watcher, log: s.log.With(zap.String("group", g.Folder))}
 	if err := watcher.Add(files.Path("messages")); err != nil {
 		return nil, errors.Join(fmt.Errorf("watch the IPC folders: %w", err), watcher.Close())
 	}
@@ -71,8 +68,7 @@ type inbox struct {
 	*Service
 	ctx     context.Context
 	group   berth.Group
-	dir     *os.Root
-	answers *os.Root
+	files   *workspace.Group
 	watcher *fsnotify.Watcher
 	log     *zap.Logger
 	wg      sync.WaitGroup
@@ -116,12 +112,17 @@ func (b *inbox) Close() {
 func (b *inbox) Drain(ctx context.Context) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	names, err := workspace.RequestNames(b.dir)
+	if err := b.files.Take("messages"); err != nil {
+		b.log.Warn("take requests", zap.Error(err))
+	}
+	names, err := b.files.Taken()
 	if err != nil {
 		b.log.Warn("list requests", zap.Error(err))
 	}
 	for _, name := range names {
-		b.take(ctx, name)
+		if !b.carryOut(ctx, name) {
+			return // it stays, and those after it, for the next look
+		}
 	}
 }
 
@@ -134,40 +135,36 @@ type request struct {
 	RequestID string `json:"requestId"`
 }
 
-// take handles one file. It is removed when its effect is stored; a crash in
-// between repeats it under the same key.
-func (b *inbox) take(ctx context.Context, name string) {
-	f, info, err := workspace.Open(b.dir, name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return
-	} else if err != nil {
-		b.quarantine(name, nil, err)
-		return
-	}
-	f.Close()
-	data, err := workspace.Read(b.dir, name, maxRequest)
-	if err != nil {
-		b.quarantine(name, nil, err)
-		return
-	}
+// carryOut handles one request. It is removed when its effect is stored; a crash
+// in between repeats it under the same key.
+func (b *inbox) carryOut(ctx context.Context, name string) bool {
+	data, err := b.files.ReadTaken(name, maxRequest)
 	var r request
-	if err := json.Unmarshal(data, &r); err != nil {
-		b.quarantine(name, data, fmt.Errorf("not a JSON object: %w", err))
-		return
+	if err == nil {
+		if err = json.Unmarshal(data, &r); err != nil {
+			err = fmt.Errorf("not a JSON object as expected: %w", err)
+		}
 	}
-	// A name may come again with other content: the file's time tells them apart.
-	key := fmt.Sprintf("ipc/%s/%s/%d", b.group.Folder, name, info.ModTime().UnixNano())
-	err = b.message(ctx, r, key)
+	if err != nil {
+		b.quarantine(name, data, err)
+		return true
+	}
+	err = b.message(ctx, r, "ipc/"+b.group.Folder+"/"+name)
 	known, refused := errors.AsType[*berth.Error](err)
 	if err != nil && (!refused || known.Kind == berth.Unavailable) {
-		b.log.Error("store a request", zap.Error(err)) // it stays, for the next look
-		return
+		b.log.Error("store a request", zap.Error(err))
+		return false
 	}
 	if err != nil {
 		b.log.Warn("request refused", zap.String("file", name), zap.Error(err))
 	}
 	b.answer(r.RequestID, err)
-	if err := b.dir.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	b.remove(name)
+	return true
+}
+
+func (b *inbox) remove(name string) {
+	if err := b.files.RemoveTaken(name); err != nil {
 		b.log.Warn("remove a request", zap.Error(err))
 	}
 }
@@ -216,51 +213,30 @@ func (b *inbox) answer(id string, err error) {
 	}
 	data, err := json.Marshal(reply)
 	if err == nil {
-		err = workspace.WriteFile(b.answers, id+".json", data, 0o644)
+		err = b.files.WriteResponse(id+".json", data)
 	}
 	if err != nil {
 		b.log.Warn("answer a request", zap.Error(err))
 	}
 }
 
-// quarantine moves a file that cannot be used out of the container's reach,
-// with the reason beside it.
+// quarantine keeps a file that cannot be used, with the reason beside it.
 func (b *inbox) quarantine(name string, data []byte, reason error) {
-	b.log.Warn("request cannot be used", zap.String("file", clean(name)), zap.Error(reason))
+	b.log.Warn("request cannot be used", zap.String("file", name), zap.Error(reason))
 	if err := b.keep(name, data, reason); err != nil {
 		b.log.Warn("quarantine a request", zap.Error(err))
 	}
-	if err := b.dir.RemoveAll(name); err != nil {
-		b.log.Warn("remove a request", zap.Error(err))
-	}
+	b.remove(name)
 }
 
 func (b *inbox) keep(name string, data []byte, reason error) error {
-	prefix := b.group.Folder + "-"
-	old, err := filepath.Glob(filepath.Join(b.errorDir, prefix+"*.reason"))
+	prefix := filepath.Join(b.errorDir, b.group.Folder+"-")
+	old, err := filepath.Glob(prefix + "*.reason")
 	if err != nil || len(old) >= maxQuarantined {
 		return err
 	}
-	base := filepath.Join(b.errorDir, prefix+fmt.Sprint(time.Now().UnixNano())+"-"+clean(name))
 	return errors.Join(
-		os.WriteFile(base, data, 0o600),
-		os.WriteFile(base+".reason", []byte(reason.Error()+"\n"), 0o600),
+		os.WriteFile(prefix+name, data, 0o600),
+		os.WriteFile(prefix+name+".reason", []byte(reason.Error()+"\n"), 0o600),
 	)
-}
-
-// clean makes a hostile file name fit for a file of ours and for a log.
-func clean(name string) string {
-	name = strings.Map(func(r rune) rune {
-		if r == '.' || r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' {
-			return r
-		}
-		return '_'
-	}, name)
-	if len(name) > 80 {
-		name = name[:80]
-	}
-	if !utf8.ValidString(name) || name == "" {
-		return "_"
-	}
-	return name
 }

@@ -87,12 +87,8 @@ func (g *Group) write(root *os.Root, name string, data []byte) error {
 	})
 }
 
-// WriteFile makes a file beside its name and renames it. A container that owns
+// writeFile makes a file beside its name and renames it. A container that owns
 // the folder can spoil what is written, but not lead the write elsewhere.
-func WriteFile(root *os.Root, name string, data []byte, mode fs.FileMode) error {
-	return writeFile(root, name, data, mode, func(*os.File) error { return nil })
-}
-
 func writeFile(root *os.Root, name string, data []byte, mode fs.FileMode, own func(*os.File) error) error {
 	tmp := name + ".tmp"
 	if err := root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -117,7 +113,7 @@ func (g *Group) Frames() ([]string, error) { return jsonNames(g.dirs["frames"]) 
 
 // ReadFrame returns the content of a canonical frame.
 func (g *Group) ReadFrame(name string) ([]byte, error) {
-	return Read(g.dirs["frames"], name, maxFileSize)
+	return read(g.dirs["frames"], name, maxFileSize)
 }
 
 // RemoveFrame removes the canonical frame with a sequence number, if it exists.
@@ -129,16 +125,51 @@ func (g *Group) RemoveFrame(seq int64) error {
 	return err
 }
 
-// Requests returns a folder into which the container drops requests: messages
-// or tasks.
-func (g *Group) Requests(dir string) *os.Root { return g.dirs[dir] }
+// Take moves the requests that a container dropped into a folder (messages or
+// tasks) out of its reach, in order. Each gets a name by which it is known from
+// then on, also after a crash, and which no other request ever has.
+func (g *Group) Take(dir string) error {
+	names, err := jsonNames(g.dirs[dir])
+	if err != nil {
+		return fmt.Errorf("list %s/%s: %w", g.folder, dir, err)
+	}
+	for _, name := range names {
+		to := fmt.Sprintf("%020d-%s-%s", g.stamp(), dir, clean(name))
+		// The container may have removed it again.
+		if err := g.ipc.Rename(dir+"/"+name, takenDir+"/"+to); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("take a request of %s: %w", g.folder, err)
+		}
+	}
+	return nil
+}
 
-// Path returns where such a folder lies, for watching it. No container can put
+// stamp returns a number that grows, even if the clock is set back.
+func (g *Group) stamp() int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.last = max(g.last+1, time.Now().UnixNano())
+	return g.last
+}
+
+// Taken returns the requests that were taken and not removed yet, in order.
+func (g *Group) Taken() ([]string, error) { return jsonNames(g.dirs[takenDir]) }
+
+// ReadTaken returns the content of a taken request, of at most limit bytes.
+func (g *Group) ReadTaken(name string, limit int64) ([]byte, error) {
+	return read(g.dirs[takenDir], name, limit)
+}
+
+// RemoveTaken removes a request that was carried out, whatever it is.
+func (g *Group) RemoveTaken(name string) error { return g.dirs[takenDir].RemoveAll(name) }
+
+// WriteResponse puts the answer to a request where the container reads it.
+func (g *Group) WriteResponse(name string, data []byte) error {
+	return writeFile(g.dirs["responses"], name, data, 0o644, func(*os.File) error { return nil })
+}
+
+// Path returns where an IPC folder lies, for watching it. No container can put
 // another in its place.
 func (g *Group) Path(dir string) string { return g.tree.path("data/ipc", g.folder, dir) }
-
-// RequestNames returns the files that wait in a folder of requests, in order.
-func RequestNames(root *os.Root) ([]string, error) { return jsonNames(root) }
 
 // jsonNames returns the *.json files of a folder by name, numbers by value.
 func jsonNames(root *os.Root) ([]string, error) {
@@ -185,9 +216,9 @@ func list(root *os.Root) ([]string, error) {
 	return names, err
 }
 
-// Read returns a regular file of at most limit bytes.
-func Read(root *os.Root, name string, limit int64) ([]byte, error) {
-	f, _, err := Open(root, name)
+// read returns a regular file of at most limit bytes.
+func read(root *os.Root, name string, limit int64) ([]byte, error) {
+	f, err := openRegular(root, name)
 	if err != nil {
 		return nil, err
 	}
@@ -202,22 +233,19 @@ func Read(root *os.Root, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// Open opens a regular file for reading, without blocking and without
+// openRegular opens a regular file for reading, without blocking and without
 // following a link.
-func Open(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
-	if !safeName(name) {
-		return nil, nil, fmt.Errorf("unusable file name %q", name)
-	}
+func openRegular(root *os.Root, name string) (*os.File, error) {
 	before, err := root.Lstat(name)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if !before.Mode().IsRegular() {
-		return nil, nil, ErrNotRegular
+		return nil, ErrNotRegular
 	}
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	// Between the two calls the name may have become something else.
 	after, err := f.Stat()
@@ -226,7 +254,18 @@ func Open(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, nil, err
+		return nil, err
 	}
-	return f, after, nil
+	return f, nil
+}
+
+// clean makes a hostile file name fit for a name of ours and for a log.
+func clean(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if r == '.' || r == '-' || r == '_' || r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' {
+			return r
+		}
+		return '_'
+	}, strings.TrimSuffix(name, ".json"))
+	return name[:min(len(name), 80)] + ".json"
 }

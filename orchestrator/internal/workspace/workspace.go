@@ -11,7 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strings"
+	"sync"
 
 	"berth/agent-runner/protocol"
 	"berth/orchestrator/internal/berth"
@@ -118,6 +118,12 @@ func (t *Tree) Group(folder string) (_ *Group, err error) {
 			return nil, fmt.Errorf("open the IPC folder of %s: %w", folder, err)
 		}
 	}
+	if err := t.mkdir("data/ipc/"+folder+"/"+takenDir, 0o700, false); err != nil {
+		return nil, err
+	}
+	if g.dirs[takenDir], err = g.ipc.OpenRoot(takenDir); err != nil {
+		return nil, fmt.Errorf("open the IPC folder of %s: %w", folder, err)
+	}
 	return g, g.seed()
 }
 
@@ -134,6 +140,10 @@ var ipcDirs = []struct {
 	{"frames", 0o750, true},
 	{"responses", 0o755, false},
 }
+
+// takenDir holds requests that the host took out of a container's reach but has
+// not carried out yet. It is not mounted.
+const takenDir = "taken"
 
 // mkdir makes one folder of our own tree; its parents exist and are no
 // container's.
@@ -160,6 +170,9 @@ type Group struct {
 	folder string
 	ipc    *os.Root
 	dirs   map[string]*os.Root
+
+	mu   sync.Mutex
+	last int64 // stamp given to a request
 }
 
 // Close closes the folders.
@@ -232,9 +245,4 @@ func unwrapPath(err error) error {
 		return e.Err
 	}
 	return err
-}
-
-// safeName reports whether a file name is one that we would make ourselves.
-func safeName(name string) bool {
-	return name != "" && !strings.ContainsAny(name, "/\x00") && name != "." && name != ".."
 }

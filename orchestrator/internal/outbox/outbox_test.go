@@ -1,0 +1,247 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap/zaptest"
+
+	"berth/orchestrator/internal/berth"
+)
+
+// memory is a store and a channel that work and can be told to fail.
+type memory struct {
+	mu    sync.Mutex
+	rows  []berth.Outgoing
+	sent  []string
+	fail  func(berth.Outgoing) error
+	marks func() error
+	slow  time.Duration
+}
+
+func (m *memory) add(chat, text string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.rows = append(m.rows, berth.Outgoing{ID: int64(len(m.rows) + 1), ChatJID: chat, Text: text, State: berth.OutPending})
+}
+
+func (m *memory) OutboxChats(context.Context) ([]string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var out []string
+	for _, r := range m.rows {
+		if r.State == berth.OutPending && !slices.Contains(out, r.ChatJID) {
+			out = append(out, r.ChatJID)
+		}
+	}
+	return out, nil
+}
+
+func (m *memory) NextOutgoing(_ context.Context, chat string) (berth.Outgoing, bool, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range m.rows {
+		if r.ChatJID == chat && r.State == berth.OutPending {
+			return r, true, nil
+		}
+	}
+	return berth.Outgoing{}, false, nil
+}
+
+func (m *memory) MarkSent(_ context.Context, id int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.marks != nil {
+		if err := m.marks(); err != nil {
+			return err
+		}
+	}
+	m.rows[id-1].State = berth.OutSent
+	return nil
+}
+
+func (m *memory) MarkFailed(_ context.Context, id int64, reason string, retryAt time.Time) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := &m.rows[id-1]
+	r.Attempts++
+	r.NotBefore, r.Error = retryAt, reason
+	if retryAt.IsZero() {
+		r.State = berth.OutDead
+	}
+	return nil
+}
+
+func (m *memory) Send(ctx context.Context, o berth.Outgoing) error {
+	m.mu.Lock()
+	fail, slow := m.fail, m.slow
+	m.mu.Unlock()
+	time.Sleep(slow)
+	if fail != nil {
+		if err := fail(o); err != nil {
+			return err
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sent = append(m.sent, o.Text)
+	return nil
+}
+
+func (m *memory) got() string {
+	synctest.Wait()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return fmt.Sprint(m.sent)
+}
+
+func play(t *testing.T, fn func(t *testing.T, m *memory, s *Sender)) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{}
+		s := New(m, m, zaptest.NewLogger(t))
+		fn(t, m, s)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		s.Shutdown(ctx)
+	})
+}
+
+func want(t *testing.T, what, got, want string) {
+	t.Helper()
+	if got != want {
+		t.Errorf("%s: got %s, want %s", what, got, want)
+	}
+}
+
+func TestOrderWithinAChat(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		for i := range 5 {
+			m.add("a", fmt.Sprint(i))
+			s.Wake("a")
+		}
+		want(t, "sent", m.got(), "[0 1 2 3 4]")
+	})
+}
+
+// DL-01: two wakes while one text is being sent send it once.
+func TestDL01SentOnce(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		m.slow = 100 * time.Millisecond
+		m.add("a", "x")
+		s.Wake("a")
+		time.Sleep(50 * time.Millisecond)
+		s.Wake("a")
+		time.Sleep(time.Second)
+		want(t, "sent", m.got(), "[x]")
+	})
+}
+
+// DL-04: three attempts, a minute and two apart, then never again.
+func TestDL04ThreeAttempts(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		start := time.Now()
+		var at []time.Duration
+		m.fail = func(berth.Outgoing) error { at = append(at, time.Since(start)); return errors.New("no") }
+		m.add("a", "x")
+		s.Wake("a")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		want(t, "attempts at", fmt.Sprint(at), "[0s 1m0s 3m0s]")
+		want(t, "state", string(m.rows[0].State), string(berth.OutDead))
+	})
+}
+
+// DL-05, DL-08: a chat that fails holds up itself only, and keeps its order.
+func TestDL05FailureHoldsOneChat(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		failed := false
+		m.fail = func(o berth.Outgoing) error {
+			if o.Text == "a1" && !failed {
+				failed = true
+				return errors.New("once")
+			}
+			return nil
+		}
+		for _, x := range []string{"a1", "a2", "b1"} {
+			m.add(x[:1], x)
+		}
+		if err := s.WakeAll(t.Context()); err != nil {
+			t.Error(err)
+		}
+		want(t, "at first", m.got(), "[b1]")
+		time.Sleep(time.Minute)
+		want(t, "after a minute", m.got(), "[b1 a1 a2]")
+	})
+}
+
+// W04: an offline channel costs no attempt; the text waits until it is back.
+func TestW04OfflineHoldsTheText(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		offline := true
+		m.fail = func(berth.Outgoing) error {
+			if offline {
+				return berth.Errorf(berth.Unavailable, "offline")
+			}
+			return nil
+		}
+		m.add("a", "x")
+		s.Wake("a")
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		if m.rows[0].Attempts != 0 {
+			t.Errorf("%d attempts while offline", m.rows[0].Attempts)
+		}
+		offline = false
+		if err := s.WakeAll(t.Context()); err != nil {
+			t.Error(err)
+		}
+		want(t, "sent", m.got(), "[x]")
+	})
+}
+
+// A text whose mark was lost is sent again: the channel folds it by its id.
+func TestMarkIsRepeatedBySending(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		lost := errors.New("disk")
+		m.marks = func() error { err := lost; lost = nil; return err }
+		m.add("a", "x")
+		s.Wake("a")
+		time.Sleep(time.Minute)
+		want(t, "sent", m.got(), "[x x]")
+	})
+}
+
+func TestShutdownSendsWhatItCan(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		m.slow = time.Second
+		for i := range 5 {
+			m.add("a", fmt.Sprint(i))
+		}
+		s.Wake("a")
+		start := time.Now()
+		s.Shutdown(t.Context())
+		want(t, "sent", m.got(), "[0 1 2 3 4]")
+		want(t, "took", fmt.Sprint(time.Since(start)), "5s")
+		m.add("a", "late")
+		s.Wake("a")
+		want(t, "sent", m.got(), "[0 1 2 3 4]")
+	})
+}
+
+func TestShutdownDoesNotWaitForARetry(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		m.fail = func(berth.Outgoing) error { return errors.New("no") }
+		m.add("a", "x")
+		s.Wake("a")
+		synctest.Wait()
+		start := time.Now()
+		s.Shutdown(t.Context())
+		want(t, "took", fmt.Sprint(time.Since(start)), "0s")
+	})
+}

@@ -1,0 +1,292 @@
+package workspace
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"berth/agent-runner/protocol"
+	"berth/orchestrator/internal/berth"
+)
+
+func open(t *testing.T, folder string) (*Group, string) {
+	t.Helper()
+	root := t.TempDir()
+	tree, err := NewTree(root, os.Getuid(), os.Getgid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := tree.Group(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { g.Close() })
+	return g, root
+}
+
+func check(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestFoldersOfAGroup(t *testing.T) {
+	g, root := open(t, "family")
+	for dir, mode := range map[string]fs.FileMode{
+		"store": 0o700, "data/logs/family": 0o700, "data/ipc/family": 0o755, "data/ipc/family/input": 0o750, "data/ipc/family/responses": 0o755,
+		"groups/family": 0o750, "data/sessions/family": 0o750,
+	} {
+		fi, err := os.Stat(filepath.Join(root, dir))
+		check(t, err)
+		if fi.Mode().Perm() != mode {
+			t.Errorf("%s: got %o, want %o", dir, fi.Mode().Perm(), mode)
+		}
+	}
+	// A memory file is seeded once, and what the agent makes of it stays.
+	memory := filepath.Join(root, "groups/family/AGENTS.md")
+	check(t, os.WriteFile(memory, []byte("mine"), 0o600))
+	again, err := g.tree.Group("family")
+	check(t, err)
+	check(t, again.Close())
+	if got, _ := os.ReadFile(memory); string(got) != "mine" {
+		t.Errorf("memory: %q", got)
+	}
+}
+
+// The agent puts a link in the place of its memory file: nothing is written
+// through it.
+func TestSeedFollowsNoLink(t *testing.T) {
+	g, root := open(t, "family")
+	memory, victim := filepath.Join(root, "groups/family/AGENTS.md"), filepath.Join(root, "victim")
+	check(t, os.Remove(memory))
+	check(t, os.Symlink(victim, memory))
+	again, err := g.tree.Group("family")
+	if err == nil {
+		again.Close()
+	}
+	if _, err := os.Lstat(victim); !errors.Is(err, fs.ErrNotExist) {
+		t.Error("the link was followed")
+	}
+}
+
+func TestMountsOfMainAndOthers(t *testing.T) {
+	for folder, globalRO := range map[string]bool{"family": true, "main": false} {
+		g, root := open(t, folder)
+		var got []string
+		for _, m := range g.Mounts() {
+			rel, err := filepath.Rel(root, m.Source)
+			check(t, err)
+			got = append(got, fmt.Sprint(rel, " ", m.Target, " ", m.ReadOnly))
+		}
+		want := []string{
+			"groups/" + folder + " /workspace/group false",
+			fmt.Sprint("groups/global /workspace/global ", globalRO),
+			"data/sessions/" + folder + " /home/agent false",
+			"data/ipc/" + folder + " /workspace/ipc true",
+			"data/ipc/" + folder + "/input /workspace/ipc/input false",
+			"data/ipc/" + folder + "/messages /workspace/ipc/messages false",
+			"data/ipc/" + folder + "/tasks /workspace/ipc/tasks false",
+			"data/ipc/" + folder + "/frames /workspace/ipc/frames false",
+			"data/ipc/" + folder + "/responses /workspace/ipc/responses true",
+		}
+		if d := cmp.Diff(want, got); d != "" {
+			t.Error(d)
+		}
+	}
+}
+
+func TestInput(t *testing.T) {
+	g, root := open(t, "family")
+	check(t, g.WriteInput(7, []byte("hi")))
+	check(t, g.WriteClose())
+	check(t, g.WriteClose())
+	dir := filepath.Join(root, "data/ipc/family/input")
+	data, err := os.ReadFile(filepath.Join(dir, "00000000000000000007.json"))
+	check(t, err)
+	if string(data) != "hi" || !g.HasInput(7) || g.HasInput(8) {
+		t.Errorf("got %q", data)
+	}
+	check(t, g.BeginRun())
+	entries, err := os.ReadDir(dir)
+	check(t, err)
+	if len(entries) != 0 {
+		t.Errorf("left: %v", entries)
+	}
+	lease, err := os.Stat(filepath.Join(root, "data/ipc/family/lease"))
+	check(t, err)
+	if time.Since(lease.ModTime()) > time.Minute {
+		t.Error("the lease is old")
+	}
+}
+
+// W23: what the host writes is led nowhere by links in a folder that the
+// container owns, and W21: nothing outside is deleted.
+func TestW21AndW23LinksInTheContainersFolders(t *testing.T) {
+	g, root := open(t, "family")
+	victim := filepath.Join(root, "victim")
+	check(t, os.Mkdir(victim, 0o755))
+	keep := filepath.Join(victim, "keep.json")
+	check(t, os.WriteFile(keep, []byte("precious"), 0o600))
+	input := filepath.Join(root, "data/ipc/family/input")
+	check(t, os.Symlink(keep, filepath.Join(input, protocol.InputName(1)+".tmp")))
+	check(t, os.Symlink(keep, filepath.Join(input, protocol.InputName(1))))
+	check(t, os.Symlink(keep, filepath.Join(input, protocol.CloseFile)))
+	check(t, os.Symlink(victim, filepath.Join(input, "dir")))
+	check(t, g.WriteInput(1, []byte("evil")))
+	check(t, g.WriteClose())
+	check(t, g.BeginRun())
+	if got, err := os.ReadFile(keep); err != nil || string(got) != "precious" {
+		t.Errorf("got %q, %v", got, err)
+	}
+
+	// The folder itself becomes a link: the opened one is used, not the name.
+	check(t, os.Rename(input, input+".old"))
+	check(t, os.Symlink(victim, input))
+	check(t, g.WriteInput(2, []byte("evil")))
+	check(t, g.BeginRun())
+	entries, err := os.ReadDir(victim)
+	check(t, err)
+	if len(entries) != 1 {
+		t.Errorf("the victim holds %v", entries)
+	}
+	if _, err := g.tree.Group("family"); err == nil {
+		t.Error("a link was opened as a folder")
+	}
+}
+
+// W22: pipes, links, folders and devices are refused without blocking.
+func TestW22OnlyRegularFilesAreRead(t *testing.T) {
+	g, root := open(t, "family")
+	dir := filepath.Join(root, "data/ipc/family/messages")
+	check(t, syscall.Mkfifo(filepath.Join(dir, "1.json"), 0o666))
+	check(t, os.Symlink("/etc/passwd", filepath.Join(dir, "2.json")))
+	check(t, os.Mkdir(filepath.Join(dir, "3.json"), 0o755))
+	check(t, os.WriteFile(filepath.Join(dir, "4.json"), []byte(strings.Repeat("x", 100)), 0o600))
+	check(t, os.WriteFile(filepath.Join(dir, "5.json"), []byte("ok"), 0o600))
+	check(t, g.Take("messages"))
+	names, err := g.Taken()
+	check(t, err)
+	if len(names) != 5 {
+		t.Fatalf("taken: %v", names)
+	}
+	for _, name := range names[:3] {
+		if _, err := g.ReadTaken(name, 50); !errors.Is(err, ErrNotRegular) {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if _, err := g.ReadTaken(names[3], 50); err == nil {
+		t.Error("an over-large file was read")
+	}
+	if got, err := g.ReadTaken(names[4], 50); err != nil || string(got) != "ok" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	for _, name := range names {
+		check(t, g.RemoveTaken(name))
+	}
+	if _, err := os.Stat("/etc/passwd"); err != nil {
+		t.Error(err)
+	}
+}
+
+// W08, W12: numbers in names count as numbers, and what is taken keeps its order.
+func TestW08RequestsKeepTheirOrder(t *testing.T) {
+	g, root := open(t, "family")
+	dir := filepath.Join(root, "data/ipc/family/messages")
+	for _, name := range []string{"10.json", "2.json", "b.json", "a.json", "002-x.json", "x.json.tmp", "y.txt", "99999999999999999999999.json", "\x1b[31m.json"} {
+		check(t, os.WriteFile(filepath.Join(dir, name), []byte(name), 0o600))
+	}
+	check(t, g.Take("messages"))
+	check(t, os.WriteFile(filepath.Join(dir, "1.json"), []byte("later"), 0o600))
+	check(t, g.Take("messages"))
+	names, err := g.Taken()
+	check(t, err)
+	var got []string
+	for _, name := range names {
+		data, err := g.ReadTaken(name, 100)
+		check(t, err)
+		got = append(got, string(data))
+		if strings.ContainsAny(name, "\x1b[") {
+			t.Errorf("%q", name)
+		}
+	}
+	want := []string{"\x1b[31m.json", "002-x.json", "2.json", "10.json", "99999999999999999999999.json", "a.json", "b.json", "later"}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func FuzzClean(f *testing.F) {
+	f.Add("a/../b\x00\xff.json")
+	f.Fuzz(func(t *testing.T, name string) {
+		if got := clean(name); len(got) > 85 || !strings.HasSuffix(got, ".json") || strings.ContainsAny(got, "/\x00\n\x1b") {
+			t.Errorf("%q: got %q", name, got)
+		}
+	})
+}
+
+func FuzzCompareNames(f *testing.F) {
+	f.Add("1", "2", "10")
+	f.Add("007", "7", "a")
+	f.Fuzz(func(t *testing.T, a, b, c string) {
+		if compareNames(a, b) < 0 != (compareNames(b, a) > 0) {
+			t.Errorf("%q and %q", a, b)
+		}
+		if compareNames(a, b) <= 0 && compareNames(b, c) <= 0 && compareNames(a, c) > 0 {
+			t.Errorf("%q, %q, %q are in no order", a, b, c)
+		}
+	})
+}
+
+func TestRunLog(t *testing.T) {
+	g, root := open(t, "family")
+	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i := range maxRunLogs + 5 {
+		l, err := g.OpenRunLog(fmt.Sprint("run", i), at.Add(time.Duration(i)*time.Hour), 100)
+		check(t, err)
+		check(t, l.Close())
+	}
+	logs, err := filepath.Glob(filepath.Join(root, "data/logs/family/*.log"))
+	check(t, err)
+	if len(logs) != maxRunLogs || !strings.HasSuffix(logs[0], "-run5.log") {
+		t.Errorf("%d logs, the first is %s", len(logs), logs[0])
+	}
+	l, err := g.OpenRunLog("full", at.AddDate(1, 0, 0), 20)
+	check(t, err)
+	for range 10 {
+		_, _ = l.Write([]byte("0123456789\n"))
+	}
+	l.Notef("the end")
+	check(t, l.Close())
+	text, err := os.ReadFile(filepath.Join(root, "data/logs/family/20270101T000000-full.log"))
+	check(t, err)
+	if want := "0123456789\nberth: the log of this run is full; the rest is left out\nberth: the end\n"; string(text) != want {
+		t.Errorf("got %q", text)
+	}
+}
+
+func TestGF05UnsafeFolders(t *testing.T) {
+	g, _ := open(t, "family")
+	for _, folder := range []string{"../../etc", "/tmp", "global", "errors", ""} {
+		if _, err := g.tree.Group(folder); err == nil {
+			t.Errorf("%q was opened", folder)
+		}
+	}
+}
+
+func TestUnwritableRoot(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	check(t, os.WriteFile(file, nil, 0o600))
+	_, err := NewTree(file, 1, 1)
+	if e, ok := errors.AsType[*berth.Error](err); !ok || e.Kind != berth.Unavailable || !strings.Contains(err.Error(), "--root") {
+		t.Errorf("got %v", err)
+	}
+}
