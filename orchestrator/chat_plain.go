@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/web"
 )
 
@@ -102,7 +103,7 @@ func (a *app) readLines(ctx context.Context) (<-chan string, <-chan error) {
 	go func() {
 		defer close(lines)
 		scanner := bufio.NewScanner(a.stdin)
-		scanner.Buffer(nil, 2*maxText)
+		scanner.Buffer(nil, 2*berth.MaxText)
 		for scanner.Scan() {
 			select {
 			case lines <- scanner.Text():

@@ -61,7 +61,7 @@ func TestChatPlainFailures(t *testing.T) {
 	if code != exitFailed || out != "re: ok\n" || !strings.Contains(errs, "not sent") {
 		t.Errorf("bad line: got %d, %q, %q, want the good line answered and a failure", code, out, errs)
 	}
-	code, _, errs = d.berth(strings.Repeat("x", 3*maxText), "chat")
+	code, _, errs = d.berth(strings.Repeat("x", 3*berth.MaxText), "chat")
 	if code != exitFailed || !strings.Contains(errs, "64 KiB") {
 		t.Errorf("long line: got %d, %q", code, errs)
 	}

@@ -7,16 +7,12 @@ import (
 	"io"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/web"
 )
-
-// maxText bounds one message.
-const maxText = 64 << 10
 
 // restart is how long commands wait for a daemon that went away meanwhile.
 const restart = 60 * time.Second
@@ -47,7 +43,7 @@ standard output, and a restart of the daemon meanwhile does no harm.`,
 			}
 			text := strings.Join(args, " ")
 			if text == "-" {
-				data, err := io.ReadAll(io.LimitReader(a.stdin, maxText+2))
+				data, err := io.ReadAll(io.LimitReader(a.stdin, berth.MaxText+2))
 				if err != nil {
 					return fmt.Errorf("read the message: %w", err)
 				}
@@ -91,16 +87,10 @@ standard output, and a restart of the daemon meanwhile does no harm.`,
 // newMessageID makes the id here, so that a repeated POST stores nothing twice.
 func newMessageID() string { return "CLI" + strings.ToUpper(berth.NewID(12)) }
 
+// checkText refuses, before anything is sent, what the daemon would refuse.
 func checkText(text string) error {
-	switch {
-	case strings.TrimSpace(text) == "":
-		return misusef("the message is empty")
-	case !utf8.ValidString(text):
-		return misusef("the message is not valid UTF-8")
-	case strings.ContainsRune(text, 0):
-		return misusef("the message holds a NUL character")
-	case len(text) > maxText:
-		return misusef("the message is larger than 64 KiB: put it into a file in the group's folder")
+	if err := berth.ValidText(text); err != nil {
+		return misusef("%s", err)
 	}
 	return nil
 }

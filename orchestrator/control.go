@@ -15,6 +15,7 @@ import (
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/console"
 	"berth/orchestrator/internal/dispatch"
+	"berth/orchestrator/internal/mount"
 	"berth/orchestrator/internal/sqlite"
 	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/web"
@@ -31,6 +32,7 @@ type control struct {
 	runner     *turn.Runner
 	shutdown   func()
 	health     *health
+	allowlist  *mount.Allowlist
 }
 
 var _ web.Backend = (*control)(nil)
@@ -97,6 +99,18 @@ func (c *control) Status(ctx context.Context) (web.Status, error) {
 			s.Alarms = append(s.Alarms, h.alarms[name])
 		}
 	})
+	standings, err := c.db.Standings(ctx)
+	if err != nil {
+		return web.Status{}, err
+	}
+	for _, g := range c.dispatcher.Groups() {
+		if st := standings[g.JID]; st.GivenUp {
+			s.Alarms = append(s.Alarms, fmt.Sprintf("group %s: %d messages given up until the next one comes: %s", g.Folder, st.Pending, st.LastError))
+		}
+	}
+	if text := c.allowlist.Alarm(); text != "" {
+		s.Alarms = append(s.Alarms, text)
+	}
 	if dead > 0 {
 		s.Alarms = append(s.Alarms, fmt.Sprintf("%d texts could not be sent and were given up", dead))
 	}
@@ -114,9 +128,9 @@ func (c *control) Groups(ctx context.Context) ([]web.Group, error) {
 		w := describe(g, g.EffectiveTrigger(c.cfg.AssistantName), standings[g.JID])
 		if v, ok := live[g.Folder]; ok {
 			w.State = string(v.Run.State)
-			for _, m := range v.Mounts {
-				w.Mounts = append(w.Mounts, web.MountVerdict{Request: m.Request, Target: m.Mount.Target, ReadOnly: m.Mount.ReadOnly, Refused: m.Reason})
-			}
+		}
+		for _, m := range c.runner.LastMounts(g.Folder) {
+			w.Mounts = append(w.Mounts, web.MountVerdict{Request: m.Request, Target: m.Mount.Target, ReadOnly: m.Mount.ReadOnly, Refused: m.Reason})
 		}
 		out = append(out, w)
 	}
@@ -127,7 +141,7 @@ func (c *control) Groups(ctx context.Context) ([]web.Group, error) {
 func describe(g berth.Group, trigger string, s berth.Standing) web.Group {
 	w := web.Group{
 		JID: g.JID, Name: g.Name, Folder: g.Folder, Trigger: trigger, RequiresTrigger: g.NeedsTrigger(), Main: g.IsMain(),
-		AddedAt: g.AddedAt, Container: g.Container, Pending: s.Pending, LastError: s.LastError,
+		AddedAt: g.AddedAt, Container: g.Container, Pending: s.Pending, LastError: s.LastError, GivenUp: s.GivenUp,
 	}
 	if !s.RetryAt.IsZero() {
 		w.RetryAt = &s.RetryAt

@@ -89,6 +89,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	}
 	state := &health{alarms: make(map[string]string), image: web.Image{Ref: cfg.Image}}
 	images := &images{cfg: cfg, engine: engine, files: files, health: state, log: log.Named("image")}
+	allowlist := mount.New(cfg.MountAllowlist, cfg.Root, cfg.Home, dockerSockets(cfg.DockerHost)...)
 	var dispatcher *dispatch.Dispatcher
 	requests := ipc.New(db, func(jid string) bool { return dispatcher.Registered(jid) }, tree.ErrorDir(), log.Named("ipc"))
 	runner := turn.New(turn.Config{
@@ -96,7 +97,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 		MaxOutput: cfg.MaxOutput, Timeout: cfg.ContainerTimeout, IdleTimeout: cfg.IdleTimeout,
 		Memory: cfg.ContainerMemory, CPUs: cfg.ContainerCPUs, Pids: cfg.ContainerPids, Network: cfg.ContainerNetwork, Runtime: cfg.Runtime,
 	}, turn.Deps{
-		Store: db, Engine: engine, Tree: tree, Mounts: mount.New(cfg.MountAllowlist, cfg.Root, cfg.Home, dockerSockets(cfg.DockerHost)...),
+		Store: db, Engine: engine, Tree: tree, Mounts: allowlist,
 		Requests: requests, Typing: term.SetTyping, Rebuild: images.ensure, Log: log.Named("turn"),
 	})
 	dispatcher, err = dispatch.New(ctx, dispatch.Options{
@@ -108,7 +109,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	}
 	ctl := &control{
 		cfg: cfg, started: started, db: db, bell: &chats, console: term, dispatcher: dispatcher, runner: runner,
-		shutdown: shutdown, health: state,
+		shutdown: shutdown, health: state, allowlist: allowlist,
 	}
 	if opts.SampleGroups {
 		if err := ctl.addSamples(ctx); err != nil {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"berth/orchestrator/internal/berth"
 )
 
 func TestMain(m *testing.M) {
@@ -58,7 +60,7 @@ func touchAt(ts *testscript.TestScript, _ bool, args []string) {
 
 func TestSendRefusesBadText(t *testing.T) {
 	for name, text := range map[string]string{
-		"NUL": "a\x00b", "not UTF-8": "a\xff", "too large": strings.Repeat("x", maxText+1), "far too large": strings.Repeat("x", 3*maxText),
+		"NUL": "a\x00b", "not UTF-8": "a\xff", "too large": strings.Repeat("x", berth.MaxText+1), "far too large": strings.Repeat("x", 3*berth.MaxText),
 	} {
 		for _, args := range [][]string{{"send", "-g", "main", text}, {"send", "-g", "main", "-"}} {
 			var out, errs bytes.Buffer

@@ -291,6 +291,7 @@ type Standing struct {
 	Pending   int // messages after the cursor
 	Attempts  int // failed runs in a row
 	RetryAt   time.Time
+	GivenUp   bool // until the next message
 	LastError string
 }
 

@@ -29,7 +29,7 @@ type Store interface {
 // Runs carries runs to their end.
 type Runs interface {
 	Run(context.Context, *queue.Slot, berth.Group) queue.Result
-	Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string) queue.Result
+	Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string, taken func()) queue.Result
 }
 
 // Container is one container of this install.
@@ -159,7 +159,7 @@ func (d *Dispatcher) wake(ctx context.Context, g berth.Group) error {
 // Reconcile compares the containers of this install with the runs in the store.
 // A run that nobody carries is adopted, which also settles it if its container
 // is gone, or ended if its group is; a container without a live run is an orphan
-// and removed.
+// and removed. It returns when all that is under way.
 func (d *Dispatcher) Reconcile(ctx context.Context) error {
 	d.reconciling.Lock()
 	defer d.reconciling.Unlock()
@@ -172,6 +172,7 @@ func (d *Dispatcher) Reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	var waiting []chan struct{}
 	known := make(map[string]string, len(fleet)) // container by run
 	for _, c := range fleet {
 		known[c.Run] = c.ID
@@ -179,12 +180,18 @@ func (d *Dispatcher) Reconcile(ctx context.Context) error {
 	for _, run := range live {
 		container := known[run.ID]
 		g, registered := d.Group(run.Folder)
-		d.queue.Adopt(run.Folder, func(ctx context.Context, slot *queue.Slot) queue.Result {
+		done := make(chan struct{})
+		adopted := d.queue.Adopt(run.Folder, func(ctx context.Context, slot *queue.Slot) queue.Result {
+			taken := sync.OnceFunc(func() { close(done) })
+			defer taken()
 			if !registered || g.JID != run.ChatJID {
 				return d.discard(ctx, run, container)
 			}
-			return d.runs.Adopt(ctx, slot, g, run, container)
+			return d.runs.Adopt(ctx, slot, g, run, container, taken)
 		})
+		if adopted {
+			waiting = append(waiting, done)
+		}
 	}
 	for _, c := range fleet {
 		if slices.ContainsFunc(live, func(r berth.Run) bool { return r.ID == c.Run }) {
@@ -195,6 +202,13 @@ func (d *Dispatcher) Reconcile(ctx context.Context) error {
 			continue
 		}
 		d.log.Info("orphan removed", zap.String("container", c.ID), zap.String("run", c.Run))
+	}
+	for _, done := range waiting {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
 	}
 	return nil
 }

@@ -42,7 +42,7 @@ func (w *world) Run(_ context.Context, _ *queue.Slot, g berth.Group) queue.Resul
 	return queue.Result{}
 }
 
-func (w *world) Adopt(_ context.Context, _ *queue.Slot, g berth.Group, run berth.Run, container string) queue.Result {
+func (w *world) Adopt(_ context.Context, _ *queue.Slot, g berth.Group, run berth.Run, container string, _ func()) queue.Result {
 	w.note("adopt %s %s %s", g.Folder, run.ID, container)
 	return queue.Result{}
 }

@@ -72,7 +72,7 @@ func (db *DB) Groups(ctx context.Context) ([]berth.Group, error) {
 
 // Standings returns how far the agent of each registered chat has come.
 func (db *DB) Standings(ctx context.Context) (map[string]berth.Standing, error) {
-	rows, err := db.read.QueryContext(ctx, `SELECT g.jid, coalesce(p.attempts, 0), coalesce(p.retry_at, 0), coalesce(p.last_error, ''),
+	rows, err := db.read.QueryContext(ctx, `SELECT g.jid, coalesce(p.attempts, 0), coalesce(p.retry_at, 0), coalesce(p.last_error, ''), coalesce(p.parked_seq > p.agent_seq, 0),
 			(SELECT count(*) FROM messages m WHERE m.chat_jid = g.jid AND m.seq > coalesce(p.agent_seq, 0) AND m.is_bot_message = 0)
 		FROM registered_groups g LEFT JOIN progress p ON p.chat_jid = g.jid`)
 	if err != nil {
@@ -84,7 +84,7 @@ func (db *DB) Standings(ctx context.Context) (map[string]berth.Standing, error) 
 		var jid string
 		var s berth.Standing
 		var retry int64
-		if err := rows.Scan(&jid, &s.Attempts, &retry, &s.LastError, &s.Pending); err != nil {
+		if err := rows.Scan(&jid, &s.Attempts, &retry, &s.LastError, &s.GivenUp, &s.Pending); err != nil {
 			return nil, explain(err)
 		}
 		s.RetryAt = parseMilli(retry)

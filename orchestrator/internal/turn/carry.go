@@ -58,7 +58,7 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 		l.resync()
 	} else {
 		c.log.Info("run started", zap.String("container", c.box.ID()), zap.Int("messages", len(c.batches[0].Messages)))
-		c.show(berth.RunBusy, nil)
+		c.show(berth.RunBusy)
 	}
 	closing := c.slot.Closing()
 	for {
@@ -267,7 +267,7 @@ func (l *loop) state(state string) {
 			l.rest()
 		}
 	case !ending && l.run.State != berth.RunBusy:
-		l.show(berth.RunBusy, nil)
+		l.show(berth.RunBusy)
 	}
 }
 
@@ -286,7 +286,7 @@ func (l *loop) rest() {
 	if len(l.batches) > 0 || l.failure != nil {
 		return
 	}
-	l.show(berth.RunIdle, nil)
+	l.show(berth.RunIdle)
 	l.slot.Idle()
 }
 
@@ -416,7 +416,7 @@ func (l *loop) followUp() {
 	}
 	l.batches = append(l.batches, b)
 	if l.deliver(b) {
-		l.show(berth.RunBusy, nil)
+		l.show(berth.RunBusy)
 		l.hard.Reset(l.timeout())
 	}
 }
@@ -449,7 +449,7 @@ func (l *loop) close() {
 	if l.run.State == berth.RunClosing || l.run.State == berth.RunStopping {
 		return
 	}
-	l.show(berth.RunClosing, nil)
+	l.show(berth.RunClosing)
 	l.runLog.Notef("closing: %s", l.slot.Reason())
 	l.writeClose()
 	l.escalate.Reset(closeGrace)
@@ -465,7 +465,7 @@ func (l *loop) writeClose() {
 func (l *loop) stop() {
 	if l.run.State != berth.RunStopping {
 		l.slot.Seal()
-		l.show(berth.RunStopping, nil)
+		l.show(berth.RunStopping)
 		l.runLog.Notef("stopping the container")
 	}
 	l.escalate.Reset(3 * closeGrace)

@@ -85,21 +85,29 @@ type Runner struct {
 	Config
 	Deps
 
-	mu   sync.Mutex
-	live map[string]*View // by folder
+	mu     sync.Mutex
+	live   map[string]*View           // by folder
+	mounts map[string][]mount.Verdict // by folder
 }
 
 // View is what a person may see of a live run.
 type View struct {
-	Run    berth.Run
-	Turns  int
-	Since  time.Time // of the last change of state
-	Mounts []mount.Verdict
+	Run   berth.Run
+	Turns int       // that this daemon saw
+	Since time.Time // of the last change of state
 }
 
 // New returns a Runner.
 func New(c Config, d Deps) *Runner {
-	return &Runner{Config: c, Deps: d, live: make(map[string]*View)}
+	return &Runner{Config: c, Deps: d, live: make(map[string]*View), mounts: make(map[string][]mount.Verdict)}
+}
+
+// LastMounts returns what became of the mounts that a group asked for, at the
+// last run that this Runner started.
+func (r *Runner) LastMounts(folder string) []mount.Verdict {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.mounts[folder]
 }
 
 // Live returns the live runs by folder.
@@ -163,8 +171,9 @@ func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) queue
 
 // Adopt carries a run that an earlier daemon started. If its container does not
 // run any more, it delivers what the runner left, removes the container (id
-// may be empty) and settles the run.
-func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string) queue.Result {
+// may be empty) and settles the run. taken is called when one of both is under
+// way.
+func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string, taken func()) queue.Result {
 	c := &carrier{Runner: r, slot: slot, group: g, run: run, adopted: true, log: r.Log.With(zap.String("group", g.Folder), zap.String("run", run.ID))}
 	defer c.release()
 	later := queue.Result{Again: true, RetryAt: time.Now().Add(engineRetry)}
@@ -178,6 +187,7 @@ func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run
 		return later
 	}
 	c.box, err = r.Engine.Attach(ctx, run.ID)
+	taken()
 	if err == nil {
 		return c.carry(ctx)
 	}
@@ -230,7 +240,7 @@ func (c *carrier) open(ctx context.Context, fresh bool) (err error) {
 	if c.inbox, err = c.Requests.Open(ctx, c.group, c.files); err != nil {
 		return err
 	}
-	c.show(berth.RunStarting, nil)
+	c.show(berth.RunStarting)
 	return nil
 }
 
@@ -256,7 +266,9 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 		return err
 	}
 	verdicts := c.Mounts.Resolve(c.group.Container.AdditionalMounts, c.group.IsMain())
-	c.show(berth.RunStarting, verdicts)
+	c.mu.Lock()
+	c.mounts[c.group.Folder] = verdicts
+	c.mu.Unlock()
 	mounts := c.files.Mounts()
 	for _, v := range verdicts {
 		if !v.Allowed {
@@ -332,7 +344,7 @@ func (c *carrier) timeout() time.Duration {
 }
 
 // show publishes the run's state and tells the chat whether somebody writes.
-func (c *carrier) show(state berth.RunState, mounts []mount.Verdict) {
+func (c *carrier) show(state berth.RunState) {
 	c.mu.Lock()
 	v, ok := c.live[c.group.Folder]
 	if !ok {
@@ -346,9 +358,6 @@ func (c *carrier) show(state berth.RunState, mounts []mount.Verdict) {
 	v.Run = c.run
 	if c.box != nil {
 		v.Run.Container = c.box.ID()
-	}
-	if mounts != nil {
-		v.Mounts = mounts
 	}
 	if state == berth.RunBusy {
 		v.Turns++
@@ -424,7 +433,7 @@ func (c *carrier) ending(exit Exit, start error) (berth.Ending, *failure) {
 		}
 	case exit.OutOfMemory:
 		f = &failure{text: "the agent ran out of memory", class: protocol.ClassMemory}
-	case c.slot.Reason() == queue.ReasonStopped:
+	case c.slot.Reason() == queue.ReasonStopped && len(c.batches) > 0:
 		f = &failure{text: "stopped by the operator", class: classStopped}
 	case exit.Code != 0 && c.slot.Reason() == "":
 		f = &failure{text: strings.TrimSuffix(fmt.Sprintf("Container exited with code %d: %s", exit.Code, c.stderr.last(200)), ": ")}

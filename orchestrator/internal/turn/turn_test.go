@@ -763,7 +763,7 @@ func TestAdoption(t *testing.T) {
 		check(t, err)
 		equal(t, "live runs", len(live), 1)
 		next.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
-			return next.runner.Adopt(ctx, s, family, live[0], b.ID())
+			return next.runner.Adopt(ctx, s, family, live[0], b.ID(), func() {})
 		})
 		synctest.Wait()
 		b.take()
@@ -801,7 +801,7 @@ func TestSettle(t *testing.T) {
 			live, err := next.db.LiveRuns(t.Context())
 			check(t, err)
 			next.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
-				return next.runner.Adopt(ctx, s, family, live[0], b.ID())
+				return next.runner.Adopt(ctx, s, family, live[0], b.ID(), func() {})
 			})
 			f := next.fate(seq)
 			equal(t, "removed", next.engine.remove, []string{b.ID()})

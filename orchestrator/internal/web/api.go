@@ -76,8 +76,9 @@ type Group struct {
 	Pending         int                   `json:"pending"` // messages no run has finished yet
 	State           string                `json:"state,omitempty"`
 	LastError       string                `json:"lastError,omitempty"`
+	GivenUp         bool                  `json:"givenUp,omitempty"` // until the next message
 	RetryAt         *time.Time            `json:"retryAt,omitempty"`
-	Mounts          []MountVerdict        `json:"mounts,omitempty"` // of the last run
+	Mounts          []MountVerdict        `json:"mounts,omitempty"` // of the last run that this daemon started
 }
 
 // MountVerdict says what became of one requested mount.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	"berth/agent-runner/protocol"
@@ -235,6 +236,32 @@ func (g *Group) Mounts() []berth.Mount {
 		m = append(m, berth.Mount{
 			Source: g.tree.path("data/ipc", g.folder, d.name), Target: path.Join(protocol.IPCDir, d.name), ReadOnly: !d.writable,
 		})
+	}
+	if main {
+		m = append(m, g.tree.project()...)
+	}
+	return m
+}
+
+// projectParts are what main sees of a root that is a source checkout. They are
+// named one by one: whatever else lies or later appears in the root (.env, the
+// store, other groups) is not among them.
+var projectParts = []string{
+	"ARCHITECTURE.md", "CHANGELOG.md", "Makefile", "README.md", "agent-runner", "container", "docker", "docs", "go.mod", "go.sum", "orchestrator",
+}
+
+// project returns the read-only mounts of Berth's own source, if the root holds
+// it.
+func (t *Tree) project() []berth.Mount {
+	mod, err := os.ReadFile(t.path("go.mod"))
+	if err != nil || !strings.HasPrefix(string(mod), "module berth\n") {
+		return nil
+	}
+	var m []berth.Mount
+	for _, name := range projectParts {
+		if fi, err := os.Lstat(t.path(name)); err == nil && (fi.IsDir() || fi.Mode().IsRegular()) {
+			m = append(m, berth.Mount{Source: t.path(name), Target: "/workspace/project/" + name, ReadOnly: true})
+		}
 	}
 	return m
 }

@@ -104,6 +104,34 @@ func TestMountsOfMainAndOthers(t *testing.T) {
 	}
 }
 
+// W54: main sees the sources, and nothing that lies beside them.
+func TestW54ProjectMount(t *testing.T) {
+	g, root := open(t, "main")
+	before := len(g.Mounts())
+	for name, text := range map[string]string{"go.mod": "module berth\n", ".env": "KEY=1", "README.md": "", "store/x": "", "notes.txt": ""} {
+		check(t, os.WriteFile(filepath.Join(root, name), []byte(text), 0o600))
+	}
+	check(t, os.Mkdir(filepath.Join(root, "docs"), 0o755))
+	check(t, os.Symlink("/etc", filepath.Join(root, "docker")))
+	var got []string
+	for _, m := range g.Mounts()[before:] {
+		got = append(got, fmt.Sprint(m.Target, " ", m.ReadOnly))
+	}
+	if d := cmp.Diff([]string{"/workspace/project/README.md true", "/workspace/project/docs true", "/workspace/project/go.mod true"}, got); d != "" {
+		t.Error(d)
+	}
+	family, err := g.tree.Group("family")
+	check(t, err)
+	defer family.Close()
+	if n := len(family.Mounts()); n != before {
+		t.Errorf("another group has %d mounts, want %d", n, before)
+	}
+	check(t, os.WriteFile(filepath.Join(root, "go.mod"), []byte("module other\n"), 0o600))
+	if n := len(g.Mounts()); n != before {
+		t.Errorf("another project was mounted: %d mounts", n)
+	}
+}
+
 func TestInput(t *testing.T) {
 	g, root := open(t, "family")
 	check(t, g.WriteInput(7, []byte("hi")))
