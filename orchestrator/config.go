@@ -45,9 +45,8 @@ type Config struct {
 	LogLevel     zapcore.Level
 
 	Engine      string
-	Credentials string // "gateway" or "stdin"
-	FollowUp    string // "queue" or "steer"
-	Listen      string // host:port of the dashboard; empty: none
+	Credentials string
+	FollowUp    string
 
 	AnthropicAPIKey      Secret
 	ClaudeCodeOAuthToken Secret

@@ -169,6 +169,9 @@ func newGroup(in web.NewGroup) (berth.Group, error) {
 			return berth.Group{}, berth.Errorf(berth.Invalid, "the %s %.40q cannot be used: at most 256 bytes and no control characters", what, text)
 		}
 	}
+	if e := g.Container.Engine; e != "" && !slices.Contains(engines, e) {
+		return berth.Group{}, berth.Errorf(berth.Invalid, "there is no engine %.40q: give one of %s, or leave it out", e, strings.Join(engines, ", "))
+	}
 	if console.Owns(g.JID) && g.JID != console.JID(g.Folder) {
 		return berth.Group{}, berth.Errorf(berth.Invalid, "chat %s belongs to the folder %s: leave --jid out, or choose that folder", g.JID, strings.TrimPrefix(g.JID, console.JID("")))
 	}

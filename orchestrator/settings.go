@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -20,12 +19,15 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
+// engines are the agent engines that the runner has.
+var engines = []string{"auto", "builtin", "probe"}
+
 // settings is the table of all settings, in the order in which people see them.
 var settings = []setting{
 	{name: "BERTH_ROOT", def: ".", help: "folder that holds groups/, data/ and store/ (not in .env: it lies there)", set: setRoot},
 	{name: "ASSISTANT_NAME", def: "Andy", help: "the assistant's name; @name is the trigger", set: setName},
 	{name: "ASSISTANT_HAS_OWN_NUMBER", def: "false", help: "true: the assistant has a phone number of its own", set: boolean(func(c *Config) *bool { return &c.AssistantHasOwnNumber })},
-	{name: "CHANNELS", def: "console", help: "chat networks, separated by commas: console, whatsapp", set: setChannels},
+	{name: "CHANNELS", def: "console", help: "chat networks; this version has console", set: setChannels},
 
 	{name: "CONTAINER_IMAGE", help: "agent image; empty: built from Berth's own runner", set: pattern(func(c *Config) *string { return &c.Image }, `^[A-Za-z0-9][A-Za-z0-9._/:@-]*$`, "give an image such as ghcr.io/you/agent:1")},
 	{name: "CONTAINER_TIMEOUT", def: "30m", help: "a run without a sign of life ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.ContainerTimeout })},
@@ -35,7 +37,7 @@ var settings = []setting{
 	{name: "CONTAINER_MEMORY", def: "1GiB", help: "memory of one container", set: size(func(c *Config) *int64 { return &c.ContainerMemory }, 6<<20)},
 	{name: "CONTAINER_CPUS", def: "1", help: "processors of one container", set: setCPUs},
 	{name: "CONTAINER_PIDS", def: "256", help: "processes of one container", set: setPids},
-	{name: "CONTAINER_NETWORK", def: "none", help: "none: only the gateway; bridge: the open network", set: oneOf(func(c *Config) *string { return &c.ContainerNetwork }, "none", "bridge")},
+	{name: "CONTAINER_NETWORK", def: "none", help: "none, or bridge for the open network", set: oneOf(func(c *Config) *string { return &c.ContainerNetwork }, "none", "bridge")},
 	{name: "CONTAINER_RUNTIME", help: "container runtime, for example runsc for gVisor", set: pattern(func(c *Config) *string { return &c.Runtime }, `^[A-Za-z0-9][A-Za-z0-9._-]*$`, "give a runtime's name such as runsc")},
 	{name: "DOCKER_HOST", help: "the Docker engine; empty: its usual socket", set: setDockerHost},
 	{name: "DOCKER_CERT_PATH", help: "folder with ca.pem, cert.pem and key.pem for a Docker engine over TLS", set: setDockerCerts},
@@ -44,11 +46,10 @@ var settings = []setting{
 	{name: "TZ", help: "time zone of schedules and containers; empty: the system's", set: setTimezone},
 	{name: "LOG_LEVEL", def: "info", help: "trace, debug, info, warn, error, fatal or silent", set: setLogLevel},
 
-	{name: "AGENT_ENGINE", def: "auto", help: "auto, builtin, model, acp, claude or probe", set: oneOf(func(c *Config) *string { return &c.Engine }, "auto", "builtin", "model", "acp", "claude", "probe")},
-	{name: "AGENT_MODEL", help: "the model's name; empty: the engine's own choice", set: pattern(func(c *Config) *string { return &c.AgentModel }, `^[\w./:@-]{1,128}$`, "give a model's name")},
-	{name: "CREDENTIALS", def: "gateway", help: "gateway: keys stay on the host; stdin: given to the container", set: oneOf(func(c *Config) *string { return &c.Credentials }, "gateway", "stdin")},
-	{name: "FOLLOW_UP", def: "queue", help: "messages for a busy agent: queue, or steer where the engine can", set: oneOf(func(c *Config) *string { return &c.FollowUp }, "queue", "steer")},
-	{name: "BERTH_LISTEN", help: "host:port of the dashboard; empty: none", set: setListen},
+	{name: "AGENT_ENGINE", def: "auto", help: "auto, builtin or probe; this version has no engine with a model yet", set: oneOf(func(c *Config) *string { return &c.Engine }, engines...)},
+	{name: "AGENT_MODEL", help: "the model's name, for engines with a model", set: pattern(func(c *Config) *string { return &c.AgentModel }, `^[\w./:@-]{1,128}$`, "give a model's name")},
+	{name: "CREDENTIALS", def: "gateway", help: "gateway: keys stay on the host; this version has no other way", set: oneOf(func(c *Config) *string { return &c.Credentials }, "gateway")},
+	{name: "FOLLOW_UP", def: "queue", help: "queue: messages for a busy agent wait for the end of its turn", set: oneOf(func(c *Config) *string { return &c.FollowUp }, "queue")},
 
 	{name: "ANTHROPIC_API_KEY", help: "key for Anthropic's API", secret: true, set: secret(func(c *Config) *Secret { return &c.AnthropicAPIKey })},
 	{name: "CLAUDE_CODE_OAUTH_TOKEN", help: "token of a Claude subscription", secret: true, set: secret(func(c *Config) *Secret { return &c.ClaudeCodeOAuthToken })},
@@ -93,7 +94,7 @@ func setName(c *Config, value string) error {
 	return nil
 }
 
-var knownChannels = []string{"console", "whatsapp"}
+var knownChannels = []string{"console"}
 
 func setChannels(c *Config, value string) error {
 	for name := range strings.SplitSeq(value, ",") {
@@ -209,18 +210,6 @@ func setLogLevel(c *Config, value string) error {
 		return errors.New("give one of trace, debug, info, warn, error, fatal, silent")
 	}
 	c.LogLevel = level
-	return nil
-}
-
-func setListen(c *Config, value string) error {
-	_, port, err := net.SplitHostPort(value)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
-	if err != nil {
-		return errors.New("give host:port such as 127.0.0.1:8080")
-	}
-	c.Listen = value
 	return nil
 }
 

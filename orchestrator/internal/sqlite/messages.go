@@ -14,25 +14,25 @@ const messageColumns = `seq, id, chat_jid, sender, sender_name, content, timesta
 // AddMessage stores m and returns its sequence number. A message whose id the
 // chat already has keeps its number and takes the new text; fresh is false.
 func (db *DB) AddMessage(ctx context.Context, m berth.Message) (seq int64, fresh bool, err error) {
+	at := formatTime(m.Time)
 	err = db.writer.do(ctx, func(t *tx) error {
-		found, err := t.get([]any{&seq}, `SELECT seq FROM messages WHERE chat_jid = ? AND id = ?`, m.ChatJID, m.ID)
+		t.touch(m.ChatJID)
+		known, err := t.execN(`UPDATE chats SET last_message_time = max(last_message_time, ?) WHERE jid = ?`, at, m.ChatJID)
+		if err == nil && known == 0 {
+			err = t.exec(`INSERT INTO chats (jid, name, channel, is_group, last_message_time) VALUES (?, ?, ?, ?, ?)`,
+				m.ChatJID, m.ChatJID, channelOf(m.ChatJID), isGroup(m.ChatJID), at)
+		}
 		if err != nil {
 			return err
 		}
-		t.touch(m.ChatJID)
-		if found {
-			return t.exec(`UPDATE messages SET content = ?, sender_name = ? WHERE seq = ?`, m.Text, m.SenderName, seq)
-		}
-		at := formatTime(m.Time)
-		if err := t.exec(`INSERT INTO chats (jid, name, channel, is_group, last_message_time) VALUES (?, ?, ?, ?, ?)
-			ON CONFLICT (jid) DO UPDATE SET last_message_time = max(last_message_time, excluded.last_message_time)`,
-			m.ChatJID, m.ChatJID, channelOf(m.ChatJID), isGroup(m.ChatJID), at); err != nil {
+		fresh, err = t.get([]any{&seq}, `INSERT INTO messages (id, chat_jid, sender, sender_name, content, timestamp, is_from_me, is_bot_message, wakes)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (chat_jid, id) DO NOTHING RETURNING seq`,
+			m.ID, m.ChatJID, m.Sender, m.SenderName, m.Text, at, m.FromMe, m.Bot, m.Wakes)
+		if err != nil || fresh {
 			return err
 		}
-		fresh = true
-		_, err = t.get([]any{&seq}, `INSERT INTO messages (id, chat_jid, sender, sender_name, content, timestamp, is_from_me, is_bot_message, wakes)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING seq`,
-			m.ID, m.ChatJID, m.Sender, m.SenderName, m.Text, at, m.FromMe, m.Bot, m.Wakes)
+		_, err = t.get([]any{&seq}, `UPDATE messages SET content = ?, sender_name = ? WHERE chat_jid = ? AND id = ? RETURNING seq`,
+			m.Text, m.SenderName, m.ChatJID, m.ID)
 		return err
 	})
 	return seq, fresh, err

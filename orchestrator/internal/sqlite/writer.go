@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"runtime"
 	"runtime/debug"
 	"sync"
 )
@@ -16,8 +17,10 @@ const maxGroup = 256
 var errClosed = errors.New("the store is closed")
 
 // writer owns the only writing connection. Its goroutine takes all writes that
-// wait, runs each in a savepoint of its own inside one transaction, commits,
-// and only then lets them return: many writers cost one sync of the disk.
+// wait, carries them out in one transaction, commits, and only then lets them
+// return: many writers cost one sync of the disk. If one of them fails, each is
+// carried out again in a transaction of its own, so that none suffers from
+// another; a write must bear being run twice.
 type writer struct {
 	conn    *sql.Conn
 	changed Changed
@@ -84,40 +87,69 @@ func (w *writer) close() error {
 func (w *writer) run() {
 	defer close(w.done)
 	for first := range w.queue {
-		group := []*write{first}
-		for len(group) < maxGroup && len(w.queue) > 0 {
-			group = append(group, <-w.queue)
-		}
-		w.commit(group)
+		w.commit(w.gather(first))
 	}
 	for _, s := range w.stmts {
 		s.Close()
 	}
 }
 
-func (w *writer) commit(group []*write) {
-	t := &tx{w: w, touched: make(map[string]bool)}
-	err := t.exec("BEGIN IMMEDIATE")
-	if err == nil {
-		for _, job := range group {
-			job.err = t.savepoint(job.fn)
-		}
-		err = t.exec("COMMIT")
-		if err != nil {
-			err = errors.Join(err, t.exec("ROLLBACK"))
+// gather returns first and the writes that wait with it. Those whose last write
+// has just returned are about to queue the next one: they are let through first,
+// or else every second commit would be of half of them.
+func (w *writer) gather(first *write) []*write {
+	group := []*write{first}
+	for more := true; more && len(group) < maxGroup; {
+		runtime.Gosched()
+		more = len(w.queue) > 0
+		for len(group) < maxGroup && len(w.queue) > 0 {
+			group = append(group, <-w.queue)
 		}
 	}
-	if err == nil {
-		for chat, out := range t.touched {
-			w.changed(chat, out)
+	return group
+}
+
+// commit carries out a group in one transaction. If one of it fails, nothing of
+// the group was done, and each is carried out by itself.
+func (w *writer) commit(group []*write) {
+	touched, failed, err := w.try(group)
+	if failed && len(group) > 1 {
+		for _, job := range group {
+			w.commit([]*write{job})
 		}
+		return
+	}
+	for chat, out := range touched {
+		w.changed(chat, out)
 	}
 	for _, job := range group {
-		if job.err == nil {
-			job.err = err
-		}
+		job.err = err
 		close(job.done)
 	}
+}
+
+// try runs a group in one transaction. failed says that it was undone because
+// one of its writes failed, with err, and not the commit itself.
+func (w *writer) try(group []*write) (touched map[string]bool, failed bool, err error) {
+	t := &tx{w: w, touched: make(map[string]bool)}
+	if err := t.exec("BEGIN IMMEDIATE"); err != nil {
+		return nil, false, err
+	}
+	for _, job := range group {
+		if err = t.run(job.fn); err != nil {
+			failed = true
+			break
+		}
+	}
+	if err == nil {
+		err = t.exec("COMMIT")
+	}
+	if err != nil {
+		// SQLite may have rolled back by itself, for example on a full disk.
+		_ = t.exec("ROLLBACK")
+		return nil, failed, err
+	}
+	return t.touched, false, nil
 }
 
 // tx is the transaction that a write runs in. Its statements are prepared once
@@ -127,21 +159,11 @@ type tx struct {
 	touched map[string]bool // by chat; true: it has new outgoing texts
 }
 
-// savepoint runs fn so that its failure, also by a panic, undoes its own
-// changes only.
-func (t *tx) savepoint(fn func(*tx) error) (err error) {
-	if err := t.exec("SAVEPOINT w"); err != nil {
-		return err
-	}
+// run calls fn and turns a panic into an error.
+func (t *tx) run(fn func(*tx) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("panic in a store method: %v\n%s", p, debug.Stack())
-		}
-		if err != nil {
-			err = errors.Join(err, t.exec("ROLLBACK TO w"))
-		}
-		if rerr := t.exec("RELEASE w"); err == nil {
-			err = rerr
 		}
 	}()
 	return fn(t)

@@ -203,7 +203,7 @@ const help = `I am Berth's built-in engine: no model, no key. I run in this grou
 - run COMMAND: run it in the group's folder and show what it prints
 - history: tell the earlier turns of this session
 - help: this text
-To talk with a model, choose an engine in Berth's settings: AGENT_ENGINE (auto takes what the image holds and the keys allow), with ANTHROPIC_API_KEY, or OPENAI_API_KEY and OPENAI_BASE_URL, and AGENT_MODEL. Engines such as Claude Code or OpenCode come with the container image: CONTAINER_IMAGE.`
+To talk with a model, the operator chooses an engine that has one: AGENT_ENGINE in Berth's settings (.env), or berth groups add --engine for one group, with the key beside it (ANTHROPIC_API_KEY, or OPENAI_API_KEY and OPENAI_BASE_URL) and AGENT_MODEL. This version has no such engine yet; the settings are there.`
 
 // quote returns text on one line, shortened to about limit bytes.
 func quote(text string, limit int) string {
