@@ -103,7 +103,7 @@ func adopt() error {
 	if err != nil {
 		return err
 	}
-	_ = keepW.Close() // the orphan ends
+	_ = keepW.Close()                          // the orphan ends
 	for err = unix.EINTR; err == unix.EINTR; { // SIGCHLD may come first
 		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1)
 	}
