@@ -58,7 +58,7 @@ func (a *app) runDetached(ctx context.Context, cfg Config, opts RunOptions) erro
 	if s, err := client.Status(ctx); err == nil {
 		_, err := fmt.Fprintf(a.stdout, "a daemon runs on this root already (pid %d)\n", s.PID)
 		return err
-	} else if !unavailable(err) { // a daemon that is just dying counts as none; the lock decides
+	} else if !noDaemon(err) {
 		return explain(cfg, err)
 	}
 	log, offset, err := openLog(cfg.LogFile())

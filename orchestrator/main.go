@@ -136,10 +136,15 @@ func brief(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(ctx, patience, fmt.Errorf("the daemon did not answer within %v", patience))
 }
 
-// noDaemon reports whether err means that nobody listens on the socket, as
-// opposed to a daemon that answered with an error.
+// noDaemon reports whether err means that nobody listens on the socket, or died
+// before it answered, as opposed to a daemon that answered with an error.
 func noDaemon(err error) bool {
-	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED)
+	for _, gone := range []error{syscall.ENOENT, syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
 }
 
 func unavailable(err error) bool {

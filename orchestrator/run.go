@@ -35,6 +35,7 @@ const (
 	reconcileEvery = 30 * time.Second
 	imageRetry     = 30 * time.Second
 	shutdownGrace  = 10 * time.Second // for the outbox, and for idle runs to end
+	dyingGrace     = 2 * time.Second  // for a killed daemon to be gone
 )
 
 // runDaemon is the daemon: it wires the parts together, top to bottom, serves
@@ -377,13 +378,22 @@ func lockRoot(storeDir string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the lock: %w", err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		pid, _ := io.ReadAll(io.LimitReader(f, 20))
-		f.Close()
-		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, berth.Errorf(berth.Conflict, "another berth works on this root (pid %s): talk to it, stop it with berth stop --daemon, or choose another --root", strings.TrimSpace(string(pid)))
+	for deadline := time.Now().Add(dyingGrace); ; time.Sleep(dyingGrace / 100) {
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			break
 		}
-		return nil, fmt.Errorf("lock the root: %w", err)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, errors.Join(fmt.Errorf("lock the root: %w", err), f.Close())
+		}
+		text, _ := io.ReadAll(io.NewSectionReader(f, 0, 20))
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		// One that was killed may hold the lock for a moment longer.
+		if err == nil && !alive(pid) && time.Now().Before(deadline) {
+			continue
+		}
+		f.Close()
+		return nil, berth.Errorf(berth.Conflict, "another berth works on this root (pid %d): talk to it, stop it with berth stop --daemon, or choose another --root", pid)
 	}
 	if err := f.Truncate(0); err != nil {
 		return nil, errors.Join(fmt.Errorf("write the lock: %w", err), f.Close())
