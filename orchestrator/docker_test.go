@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -132,14 +133,16 @@ func TestDockerScripts(t *testing.T) {
 			env.Setenv("BERTH_ROOT", root)
 			env.Setenv("HOME", env.WorkDir)
 			env.Setenv("PATH", bin+string(os.PathListSeparator)+env.Getenv("PATH"))
+			env.Setenv("BIN", bin)
 			env.Setenv("GORACE", "atexit_sleep_ms=0")
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"containers": containers,
-			"kill9":      func(ts *testscript.TestScript, _ bool, _ []string) { kill9(ts) },
-			"await":      await,
-			"same":       same,
+			"await-alarm": awaitAlarm,
+			"containers":  containers,
+			"kill9":       func(ts *testscript.TestScript, _ bool, _ []string) { kill9(ts) },
+			"await":       await,
+			"same":        same,
 		},
 	})
 }
@@ -169,6 +172,21 @@ func kill9(ts *testscript.TestScript) {
 	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
 	ts.Check(err)
 	end(pid)
+}
+
+// awaitAlarm waits until an alarm matches a pattern.
+func awaitAlarm(ts *testscript.TestScript, _ bool, args []string) {
+	want := regexp.MustCompile(args[0])
+	client := web.NewClient(filepath.Join(ts.Getenv("BERTH_ROOT"), "store", "berth.sock"))
+	var last []string
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if s, err := client.Status(context.Background()); err == nil {
+			if last = s.Alarms; slices.ContainsFunc(last, want.MatchString) {
+				return
+			}
+		}
+	}
+	ts.Fatalf("no alarm like %q: %q", args[0], last)
 }
 
 // await GROUP STATE waits until the group's run has the state ("" for none), and
