@@ -66,20 +66,20 @@ func (db *DB) NextBatch(ctx context.Context, runID, chatJID string) (batch berth
 // claim takes all pending messages of a chat as one batch, if one of them wakes
 // the group.
 func (t *tx) claim(runID, chatJID string, input bool) (b berth.Batch, ok bool, err error) {
-	var from, after, to int64
-	if _, err := t.get([]any{&from, &after}, `WITH p(agent, parked, flying) AS (SELECT
+	var from, to int64
+	var wakes bool
+	var count int
+	if _, err := t.get([]any{&from, &wakes, &count, &to}, `WITH
+		p(agent, parked, flying) AS (SELECT
 			coalesce((SELECT agent_seq FROM progress WHERE chat_jid = ?1), 0),
 			coalesce((SELECT parked_seq FROM progress WHERE chat_jid = ?1), 0),
-			coalesce((SELECT max(to_seq) FROM batches WHERE chat_jid = ?1 AND state IN ('sent', 'consumed')), 0))
-		SELECT max(agent, flying), max(agent, flying, parked) FROM p`, chatJID); err != nil {
-		return b, false, err
-	}
-	var wakes bool
-	if _, err := t.get([]any{&wakes}, `SELECT EXISTS (SELECT 1 FROM messages WHERE chat_jid = ? AND seq > ? AND wakes = 1)`, chatJID, after); err != nil || !wakes {
-		return b, false, err
-	}
-	var count int
-	if _, err := t.get([]any{&count, &to}, `SELECT count(*), coalesce(max(seq), 0) FROM messages WHERE chat_jid = ? AND seq > ? AND is_bot_message = 0`, chatJID, from); err != nil {
+			coalesce((SELECT max(to_seq) FROM batches WHERE chat_jid = ?1 AND state IN ('sent', 'consumed')), 0)),
+		c(first, wake) AS (SELECT max(agent, flying), max(agent, flying, parked) FROM p)
+		SELECT first,
+			EXISTS (SELECT 1 FROM messages WHERE chat_jid = ?1 AND seq > wake AND wakes = 1),
+			(SELECT count(*) FROM messages WHERE chat_jid = ?1 AND seq > first AND is_bot_message = 0),
+			(SELECT coalesce(max(seq), 0) FROM messages WHERE chat_jid = ?1 AND seq > first AND is_bot_message = 0)
+		FROM c`, chatJID); err != nil || !wakes {
 		return b, false, err
 	}
 	b = berth.Batch{RunID: runID, ChatJID: chatJID, From: from, To: to, State: berth.BatchSent, Input: input}

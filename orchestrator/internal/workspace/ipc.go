@@ -54,7 +54,7 @@ func (g *Group) TouchLease() error {
 	now := time.Now()
 	err := g.ipc.Chtimes(protocol.LeaseFile, now, now)
 	if errors.Is(err, fs.ErrNotExist) {
-		return g.write(g.ipc, protocol.LeaseFile, nil)
+		return writeFile(g.ipc, protocol.LeaseFile, nil)
 	}
 	return err
 }
@@ -63,7 +63,7 @@ func (g *Group) TouchLease() error {
 // It is not synced: the store holds the message, and a container does not
 // survive what a sync would guard against.
 func (g *Group) WriteInput(seq int64, data []byte) error {
-	return g.write(g.dirs["input"], protocol.InputName(seq), data)
+	return writeFile(g.dirs["input"], protocol.InputName(seq), data)
 }
 
 // HasInput reports whether the runner has yet to take an input file.
@@ -74,38 +74,34 @@ func (g *Group) HasInput(seq int64) bool {
 
 // WriteClose asks the runner to end. Repeating it is harmless.
 func (g *Group) WriteClose() error {
-	return g.write(g.dirs["input"], protocol.CloseFile, nil)
-}
-
-// write makes a file that the container may delete.
-func (g *Group) write(root *os.Root, name string, data []byte) error {
-	return writeFile(root, name, data, 0o640, func(f *os.File) error {
-		if os.Geteuid() != 0 {
-			return nil
-		}
-		return f.Chown(g.tree.uid, g.tree.gid)
-	})
+	return writeFile(g.dirs["input"], protocol.CloseFile, nil)
 }
 
 // writeFile makes a file beside its name and renames it. A container that owns
-// the folder can spoil what is written, but not lead the write elsewhere.
-func writeFile(root *os.Root, name string, data []byte, mode fs.FileMode, own func(*os.File) error) error {
+// the folder can read and delete it, and spoil what is written, but not lead the
+// write elsewhere.
+func writeFile(root *os.Root, name string, data []byte) error {
 	tmp := name + ".tmp"
-	if err := root.Remove(tmp); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	f, err := create(root, tmp)
+	if errors.Is(err, fs.ErrExist) { // a crash left it, or the container made it
+		if err = root.RemoveAll(tmp); err == nil {
+			f, err = create(root, tmp)
+		}
 	}
-	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, mode)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
-	if err == nil {
-		err = own(f)
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(err, f.Chmod(0o644), f.Close()); err != nil { // whatever our umask says
 		return errors.Join(err, root.Remove(tmp))
 	}
 	return root.Rename(tmp, name)
+}
+
+// create makes a file that the container's user reads as one of the others: the
+// folder above keeps them out.
+func create(root *os.Root, name string) (*os.File, error) {
+	return root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o644)
 }
 
 // Frames returns the names of the canonical frames that wait, in order.
@@ -164,7 +160,7 @@ func (g *Group) RemoveTaken(name string) error { return g.dirs[takenDir].RemoveA
 
 // WriteResponse puts the answer to a request where the container reads it.
 func (g *Group) WriteResponse(name string, data []byte) error {
-	return writeFile(g.dirs["responses"], name, data, 0o644, func(*os.File) error { return nil })
+	return writeFile(g.dirs["responses"], name, data)
 }
 
 // Path returns where an IPC folder lies, for watching it. No container can put

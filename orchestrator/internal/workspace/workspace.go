@@ -150,7 +150,11 @@ const takenDir = "taken"
 // container's.
 func (t *Tree) mkdir(name string, mode fs.FileMode, forContainer bool) error {
 	p := t.path(name)
-	if err := os.Mkdir(p, mode); err != nil && !errors.Is(err, fs.ErrExist) {
+	err := os.Mkdir(p, mode)
+	if err == nil {
+		err = os.Chmod(p, mode) // whatever our umask says
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return berth.Errorf(berth.Unavailable, "make the folder %s: %w", p, unwrapPath(err))
 	}
 	if fi, err := os.Lstat(p); err != nil {

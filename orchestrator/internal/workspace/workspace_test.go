@@ -39,11 +39,14 @@ func check(t *testing.T, err error) {
 	}
 }
 
+// The rights are the same under any umask: a container has to read its input.
 func TestFoldersOfAGroup(t *testing.T) {
+	defer syscall.Umask(syscall.Umask(0o077))
 	g, root := open(t, "family")
+	check(t, g.WriteInput(1, nil))
 	for dir, mode := range map[string]fs.FileMode{
 		"store": 0o700, "data/logs/family": 0o700, "data/ipc/family": 0o755, "data/ipc/family/input": 0o750, "data/ipc/family/responses": 0o755,
-		"groups/family": 0o750, "data/sessions/family": 0o750,
+		"groups/family": 0o750, "data/sessions/family": 0o750, "data/ipc/family/input/" + protocol.InputName(1): 0o644,
 	} {
 		fi, err := os.Stat(filepath.Join(root, dir))
 		check(t, err)
