@@ -17,17 +17,18 @@ var mayImport = map[string]string{
 	"orchestrator/internal/berth": "",
 	"agent-runner/protocol":       "",
 	"orchestrator/internal/bell":  "",
+	"orchestrator/internal/crash": "",
 	// what decides
 	"orchestrator/internal/queue":     "",
 	"orchestrator/internal/mount":     "berth",
 	"orchestrator/internal/workspace": "berth protocol",
-	"orchestrator/internal/outbox":    "berth",
-	"orchestrator/internal/dispatch":  "berth queue",
-	"orchestrator/internal/turn":      "berth mount protocol queue workspace",
+	"orchestrator/internal/outbox":    "berth crash",
+	"orchestrator/internal/dispatch":  "berth crash queue",
+	"orchestrator/internal/turn":      "berth crash mount protocol queue workspace",
 	// adapters
 	"orchestrator/internal/sqlite":  "berth",
-	"orchestrator/internal/docker":  "berth protocol turn",
-	"orchestrator/internal/ipc":     "berth protocol turn workspace",
+	"orchestrator/internal/docker":  "berth crash protocol turn",
+	"orchestrator/internal/ipc":     "berth crash protocol turn workspace",
 	"orchestrator/internal/console": "bell berth",
 	"orchestrator/internal/web":     "berth",
 }
@@ -39,13 +40,13 @@ var owners = map[string]string{
 }
 
 func TestImports(t *testing.T) {
-	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}: {{join .Imports " "}}`, "berth/...").Output()
+	out, err := exec.Command("go", "list", "-f", `{{.ImportPath}}|{{join .Imports " "}}`, "berth/...").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
 	seen := 0
 	for line := range strings.Lines(string(out)) {
-		path, list, _ := strings.Cut(strings.TrimSpace(line), ": ")
+		path, list, _ := strings.Cut(strings.TrimSpace(line), "|")
 		pkg := strings.TrimPrefix(path, "berth/")
 		allowed, known := mayImport[pkg]
 		if known {

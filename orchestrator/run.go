@@ -20,6 +20,7 @@ import (
 	"berth/orchestrator/internal/bell"
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/console"
+	"berth/orchestrator/internal/crash"
 	"berth/orchestrator/internal/dispatch"
 	"berth/orchestrator/internal/docker"
 	"berth/orchestrator/internal/ipc"
@@ -34,7 +35,7 @@ import (
 const (
 	reconcileEvery = 30 * time.Second
 	imageRetry     = 30 * time.Second
-	shutdownGrace  = 10 * time.Second // for the outbox, and for idle runs to end
+	shutdownGrace  = 10 * time.Second // for idle runs to end, and then for the outbox
 	dyingGrace     = 2 * time.Second  // for a killed daemon to be gone
 )
 
@@ -142,12 +143,18 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 
 	err = g.Wait()
 	log.Info("shutting down")
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownGrace)
-	defer cancel()
-	dispatcher.Shutdown(grace)
-	sender.Shutdown(grace)
+	crash.At(crash.Shutdown)
+	within(shutdownGrace, dispatcher.Shutdown)
+	within(shutdownGrace, sender.Shutdown)
 	log.Info("stopped")
 	return err
+}
+
+// within calls stop with a context that ends after grace, whatever else ended.
+func within(grace time.Duration, stop func(context.Context)) {
+	ctx, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	stop(ctx)
 }
 
 // pool keeps the runs going while the container engine comes and goes.

@@ -29,7 +29,8 @@ type Stream struct {
 
 // Frames yields the frames of a runner's stdout in order. A *FrameError is
 // yielded in its place and reading goes on; any other error of r but EOF is
-// yielded last. It holds at most two lines in memory.
+// yielded last, io.ErrUnexpectedEOF if the stream ends inside a frame. It holds
+// at most two lines in memory.
 func (s Stream) Frames(r io.Reader) iter.Seq2[Frame, error] {
 	start, end := markerLines(s.Marker)
 	return func(yield func(Frame, error) bool) {
@@ -48,8 +49,8 @@ func (s Stream) Frames(r io.Reader) iter.Seq2[Frame, error] {
 		for {
 			line, cut, err := lines.next()
 			if err != nil {
-				if state != outside && !broken("the stream ended inside it") {
-					return
+				if errors.Is(err, io.EOF) && state != outside {
+					err = io.ErrUnexpectedEOF // the connection broke; the frame may come another way
 				}
 				if !errors.Is(err, io.EOF) {
 					yield(Frame{}, err)
@@ -184,13 +185,10 @@ func marshal(f Frame) ([]byte, error) {
 		}
 		f.Result = new((*f.Result)[:keep] + note)
 	}
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(f); err != nil {
+	data, err := Marshal(f)
+	if err != nil {
 		return nil, err
 	}
-	data := bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 	if len(data) > MaxLine {
 		return nil, fmt.Errorf("frame of %d bytes is over the cap of %d", len(data), MaxLine)
 	}

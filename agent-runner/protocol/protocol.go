@@ -31,7 +31,7 @@ const (
 const (
 	MaxLine   = 1 << 20   // one line of stdout, and so one frame
 	MaxResult = 256 << 10 // the text of one result
-	MaxInput  = 4 << 20   // the stdin object, and an input file
+	MaxInput  = 16 << 20  // the stdin object, and an input file
 )
 
 // Times that both sides count on.
@@ -249,6 +249,18 @@ func (f *Frame) check() error {
 		return fmt.Errorf("sequence number %d is negative", f.Seq)
 	}
 	return nil
+}
+
+// Marshal returns v as one line of JSON. Unlike json.Marshal it leaves < > & as
+// they are: a prompt is full of them.
+func Marshal(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), nil
 }
 
 func clip(s string) string {

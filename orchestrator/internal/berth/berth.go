@@ -187,6 +187,7 @@ type Outgoing struct {
 	Text      string
 	MessageID string // chosen before the first attempt and kept
 	AnswersTo int64  // sequence number of the last message it answers, or 0
+	OwnTurn   bool   // said by the agent of that chat: part of the answer of a turn under way
 	State     OutState
 	Attempts  int
 	NotBefore time.Time

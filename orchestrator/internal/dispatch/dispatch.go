@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/crash"
 	"berth/orchestrator/internal/queue"
 )
 
@@ -110,9 +111,11 @@ func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Messag
 		return m, err
 	}
 	m.Seq = seq
+	crash.At(crash.Stored)
 	if fresh && m.Wakes {
 		d.queue.Add(g.Folder)
 	}
+	crash.At(crash.BeforeAck)
 	return m, nil
 }
 
@@ -276,6 +279,9 @@ func (d *Dispatcher) AddGroup(ctx context.Context, g berth.Group) error {
 
 // RemoveGroup unregisters the group of a folder and closes its run.
 func (d *Dispatcher) RemoveGroup(ctx context.Context, folder string) error {
+	if _, ok := d.Group(folder); !ok {
+		return berth.Errorf(berth.NotFound, "there is no group %.80q: see berth groups ls", folder)
+	}
 	if err := d.store.RemoveGroup(ctx, folder); err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/crash"
 	"berth/orchestrator/internal/turn"
 )
 
@@ -173,6 +174,7 @@ func (b *box) start(ctx context.Context, c *client.Client, spec turn.Spec, stdin
 		b.watch(watching, res, errs)
 	})
 
+	crash.At(crash.Started)
 	_ = conn.Conn.SetWriteDeadline(time.Now().Add(callTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = conn.Conn.SetWriteDeadline(time.Unix(1, 0)) })
 	defer stop()

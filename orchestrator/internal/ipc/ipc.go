@@ -19,6 +19,7 @@ import (
 
 	"berth/agent-runner/protocol"
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/crash"
 	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/workspace"
 )
@@ -27,6 +28,8 @@ const (
 	maxText        = 64 << 10
 	maxRequest     = 512 << 10 // bytes of one file
 	maxQuarantined = 100       // files a group
+	maxAnswers     = 1000      // that lie there for a container to read
+	pollEvery      = 500 * time.Millisecond
 )
 
 // Store keeps what was accepted.
@@ -50,13 +53,11 @@ func New(store Store, registered func(chatJID string) bool, errorDir string, log
 // Open implements turn.Requests. Each inbox has a goroutine of its own, so that
 // no group can slow another.
 func (s *Service) Open(ctx context.Context, g berth.Group, files *workspace.Group) (turn.Inbox, error) {
-	watcher, err := fsnotify.NewWatcher()
-	if err != nil {
-		return nil, fmt.Errorf("watch the IPC folders: %w", err)
-	}
-	b := &inbox{Service: s, group: g, files: files, watcher: watcher, log: s.log.With(zap.String("group", g.Folder))}
-	if err := watcher.Add(files.Path("messages")); err != nil {
-		return nil, errors.Join(fmt.Errorf("watch the IPC folders: %w", err), watcher.Close())
+	b := &inbox{Service: s, group: g, files: files, closed: make(chan struct{}), every: protocol.LookAgain, log: s.log.With(zap.String("group", g.Folder))}
+	if err := b.subscribe(); err != nil {
+		// Watches are counted by user, and containers may be of the same one.
+		b.log.Warn("no events of the IPC folders; looking every so often instead", zap.Duration("every", pollEvery), zap.Error(err))
+		b.every = pollEvery
 	}
 	// Files accepted are carried out even while the daemon shuts down.
 	b.ctx = context.WithoutCancel(ctx)
@@ -69,31 +70,48 @@ type inbox struct {
 	ctx     context.Context
 	group   berth.Group
 	files   *workspace.Group
-	watcher *fsnotify.Watcher
+	watcher *fsnotify.Watcher // nil: there are no events
+	every   time.Duration     // between looks that no event announced
+	closed  chan struct{}
+	answers []string // responses that lie there, oldest first
 	log     *zap.Logger
 	wg      sync.WaitGroup
 	mu      sync.Mutex // one look at a time, so that files keep their order
 }
 
+func (b *inbox) subscribe() error {
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return err
+	}
+	if err := watcher.Add(b.files.Path("messages")); err != nil {
+		return errors.Join(err, watcher.Close())
+	}
+	b.watcher = watcher
+	return nil
+}
+
 // watch looks whenever a file arrives, and every few seconds in case an event
 // was lost.
 func (b *inbox) watch() {
-	again := time.NewTicker(protocol.LookAgain)
+	again := time.NewTicker(b.every)
 	defer again.Stop()
+	var events chan fsnotify.Event
+	var failures chan error
+	if b.watcher != nil {
+		defer b.watcher.Close()
+		events, failures = b.watcher.Events, b.watcher.Errors
+	}
 	b.Drain(b.ctx)
 	for {
 		select {
-		case e, ok := <-b.watcher.Events:
-			if !ok {
-				return
-			}
+		case <-b.closed:
+			return
+		case e := <-events:
 			if !e.Has(fsnotify.Create) || !strings.HasSuffix(e.Name, ".json") {
 				continue
 			}
-		case err, ok := <-b.watcher.Errors:
-			if !ok {
-				return
-			}
+		case err := <-failures:
 			b.log.Debug("watch the IPC folders", zap.Error(err))
 		case <-again.C:
 		}
@@ -103,7 +121,7 @@ func (b *inbox) watch() {
 
 // Close drains a last time and ends the watch.
 func (b *inbox) Close() {
-	b.watcher.Close()
+	close(b.closed)
 	b.wg.Wait()
 	b.Drain(b.ctx)
 }
@@ -158,6 +176,7 @@ func (b *inbox) carryOut(ctx context.Context, name string) bool {
 	if err != nil {
 		b.log.Warn("request refused", zap.String("file", name), zap.Error(err))
 	}
+	crash.At(crash.Requested)
 	b.answer(r.RequestID, err)
 	b.remove(name)
 	return true
@@ -189,7 +208,7 @@ func (b *inbox) message(ctx context.Context, r request, key string) error {
 	for i, text := range turn.Split(turn.Visible(r.Text)) {
 		out = append(out, berth.Outgoing{
 			ChatJID: r.ChatJID, Key: fmt.Sprintf("%s/%d", key, i), Kind: berth.OutMessage, Text: text,
-			MessageID: berth.NewID(10), CreatedAt: now,
+			MessageID: berth.NewID(10), CreatedAt: now, OwnTurn: r.ChatJID == b.group.JID,
 		})
 	}
 	if len(out) == 0 {
@@ -217,6 +236,13 @@ func (b *inbox) answer(id string, err error) {
 	}
 	if err != nil {
 		b.log.Warn("answer a request", zap.Error(err))
+		return
+	}
+	if b.answers = append(b.answers, id+".json"); len(b.answers) > maxAnswers {
+		if err := b.files.RemoveResponse(b.answers[0]); err != nil {
+			b.log.Warn("remove an old answer", zap.Error(err))
+		}
+		b.answers = b.answers[1:]
 	}
 }
 
@@ -230,13 +256,16 @@ func (b *inbox) quarantine(name string, data []byte, reason error) {
 }
 
 func (b *inbox) keep(name string, data []byte, reason error) error {
-	prefix := filepath.Join(b.errorDir, b.group.Folder+"-")
-	old, err := filepath.Glob(prefix + "*.reason")
-	if err != nil || len(old) >= maxQuarantined {
+	dir := filepath.Join(b.errorDir, b.group.Folder)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	old, err := os.ReadDir(dir)
+	if err != nil || len(old) >= 2*maxQuarantined { // a file and its reason
 		return err
 	}
 	return errors.Join(
-		os.WriteFile(prefix+name, data, 0o600),
-		os.WriteFile(prefix+name+".reason", []byte(reason.Error()+"\n"), 0o600),
+		os.WriteFile(filepath.Join(dir, name), data, 0o600),
+		os.WriteFile(filepath.Join(dir, name+".reason"), []byte(reason.Error()+"\n"), 0o600),
 	)
 }

@@ -215,7 +215,7 @@ func TestW26BadRequestsAreRefused(t *testing.T) {
 	}
 	// Those that cannot be read are kept with the reason.
 	for _, name := range []string{"number", "huge", "broken", "array"} {
-		found, err := filepath.Glob(filepath.Join(w.root, "data/ipc/errors/family-*-"+name+".json.reason"))
+		found, err := filepath.Glob(filepath.Join(w.root, "data/ipc/errors/family/*-"+name+".json.reason"))
 		check(t, err)
 		if len(found) != 1 {
 			t.Errorf("%s: %v", name, found)
@@ -278,7 +278,7 @@ func TestQuarantineIsBounded(t *testing.T) {
 		w.drop(fmt.Sprint(i, ".json"), "broken")
 	}
 	w.nothing()
-	found, err := filepath.Glob(filepath.Join(w.root, "data/ipc/errors/*.reason"))
+	found, err := filepath.Glob(filepath.Join(w.root, "data/ipc/errors/family/*.reason"))
 	check(t, err)
 	if len(found) != maxQuarantined {
 		t.Errorf("%d files", len(found))

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/crash"
 )
 
 // Store keeps the outgoing texts.
@@ -44,6 +45,8 @@ type Sender struct {
 	cancel  context.CancelFunc
 	wg      sync.WaitGroup
 
+	closing chan struct{} // closed when nobody waits for a later attempt any more
+
 	mu      sync.Mutex
 	workers map[string]*worker // by chat; there is one while the chat has texts
 	closed  bool
@@ -51,13 +54,12 @@ type Sender struct {
 
 type worker struct {
 	again bool // woken since it last looked
-	held  bool // waits for a time to come
 }
 
 // New returns a Sender. It sends nothing until Wake or WakeAll.
 func New(store Store, channel Channel, log *zap.Logger) *Sender {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Sender{store: store, channel: channel, log: log, ctx: ctx, cancel: cancel, workers: make(map[string]*worker)}
+	return &Sender{store: store, channel: channel, log: log, ctx: ctx, cancel: cancel, closing: make(chan struct{}), workers: make(map[string]*worker)}
 }
 
 // Wake says that a chat may have something to send. It does not block.
@@ -86,14 +88,13 @@ func (s *Sender) WakeAll(ctx context.Context) error {
 	return err
 }
 
-// Shutdown waits until all that can be sent now is sent, or until ctx ends.
+// Shutdown waits until all that can be sent now is sent, or until ctx ends. What
+// waits for a later attempt stays in the store.
 func (s *Sender) Shutdown(ctx context.Context) {
 	s.mu.Lock()
-	s.closed = true
-	for _, w := range s.workers {
-		if w.held {
-			s.cancel() // nobody waits for an hour here; the store remembers
-		}
+	if !s.closed {
+		s.closed = true
+		close(s.closing)
 	}
 	s.mu.Unlock()
 	stop := context.AfterFunc(ctx, s.cancel)
@@ -115,11 +116,12 @@ func (s *Sender) work(chat string, w *worker) {
 			s.mu.Unlock()
 			return
 		}
-		w.again, w.held = false, wait > 0
+		w.again = false
 		s.mu.Unlock()
 		if wait > 0 {
 			select {
 			case <-time.After(wait):
+			case <-s.closing:
 			case <-s.ctx.Done():
 			}
 		}
@@ -144,6 +146,7 @@ func (s *Sender) next(chat string) (wait time.Duration, more bool) {
 	}
 	err = s.channel.Send(s.ctx, o)
 	if err == nil {
+		crash.At(crash.Sent)
 		// Not marked means sent again, under the same id: the chat shows it once.
 		if err := s.store.MarkSent(context.WithoutCancel(s.ctx), o.ID); err != nil {
 			s.log.Error("mark as sent", zap.String("chat", chat), zap.Error(err))

@@ -234,6 +234,27 @@ func TestShutdownSendsWhatItCan(t *testing.T) {
 	})
 }
 
+// A chat that waits for a retry does not keep another from its last texts.
+func TestShutdownSendsDespiteARetryElsewhere(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		m.fail = func(o berth.Outgoing) error {
+			if o.ChatJID == "a" {
+				return errors.New("no")
+			}
+			return nil
+		}
+		m.add("a", "x")
+		s.Wake("a")
+		synctest.Wait()
+		m.slow = time.Second
+		m.add("b", "1")
+		m.add("b", "2")
+		s.Wake("b")
+		s.Shutdown(t.Context())
+		want(t, "sent", m.got(), "[1 2]")
+	})
+}
+
 func TestShutdownDoesNotWaitForARetry(t *testing.T) {
 	play(t, func(t *testing.T, m *memory, s *Sender) {
 		m.fail = func(berth.Outgoing) error { return errors.New("no") }

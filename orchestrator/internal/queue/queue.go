@@ -189,6 +189,11 @@ func (q *Queue) waitLocked(folder string, g *group) {
 	}
 }
 
+// leaveLocked takes a group out of the line. A group in the line has no run.
+func (q *Queue) leaveLocked(folder string) {
+	q.line = slices.DeleteFunc(q.line, func(f string) bool { return f == folder })
+}
+
 func (q *Queue) holdLocked(folder string, g *group, until time.Time) {
 	if q.closed {
 		return
@@ -196,7 +201,7 @@ func (q *Queue) holdLocked(folder string, g *group, until time.Time) {
 	if g.hold != nil {
 		g.hold.Stop()
 	}
-	q.line = slices.DeleteFunc(q.line, func(f string) bool { return f == folder })
+	q.leaveLocked(folder)
 	var timer *time.Timer
 	timer = time.AfterFunc(time.Until(until), func() {
 		q.mu.Lock()
@@ -221,8 +226,9 @@ func (q *Queue) dispatchLocked() {
 	}
 	for len(q.line) > 0 && q.used < q.limit {
 		folder := q.line[0]
-		q.line = q.line[1:]
-		q.startLocked(folder, q.groups[folder], q.start)
+		g := q.groups[folder]
+		g.pending = false
+		q.startLocked(folder, g, q.start)
 	}
 	q.evictLocked()
 }
@@ -254,7 +260,7 @@ func (q *Queue) startLocked(folder string, g *group, carry func(context.Context,
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Slot{Folder: folder, q: q, g: g, cancel: cancel, wake: make(chan struct{}, 1), closed: make(chan struct{})}
 	g.slot = s
-	g.pending = false
+	q.leaveLocked(folder)
 	q.used++
 	q.wg.Go(func() {
 		var result Result

@@ -353,3 +353,62 @@ func TestShutdownDoesNotWaitForEver(t *testing.T) {
 		equal(t, "took", time.Since(start), 10*time.Second)
 	})
 }
+
+// A group that waits in the line when its run is adopted has one run, not two,
+// and what it waited for is not forgotten.
+func TestAdoptedWhileInLine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, takes(time.Second))
+		p.Pause()
+		p.Add("a") // a message, before anything was taken over
+		woken := 0
+		equal(t, "adopted", p.Adopt("a", func(ctx context.Context, s *Slot) Result {
+			s.Idle()
+			select {
+			case <-s.Wake():
+				woken++
+			case <-ctx.Done():
+			}
+			return Result{}
+		}), true)
+		p.Resume()
+		pass(time.Second)
+		equal(t, "woken", woken, 1)
+		equal(t, "other runs", p.order(), []string{"a"}) // the pending message, after the adopted run
+		equal(t, "used", p.State().Used, 0)
+	})
+}
+
+func TestAdoptedWhileThePoolIsFull(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, takes(10*time.Second))
+		p.Add("full")
+		pass(time.Second)
+		p.Add("a")
+		equal(t, "adopted", p.Adopt("a", takes(time.Second)), true)
+		equal(t, "waiting", p.State().Waiting, []string{})
+		pass(time.Minute)
+		equal(t, "used", p.State().Used, 0)
+		equal(t, "runs", p.order(), []string{"full", "a"})
+	})
+}
+
+// A run that goes to work by itself is not idle.
+func TestWorkingRunIsNotClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Minute, func(_ context.Context, s *Slot) Result {
+			s.Idle()
+			s.Working()
+			select {
+			case <-s.Closing():
+				t.Error("it was closed")
+			case <-time.After(time.Hour):
+			}
+			return Result{}
+		})
+		p.Add("a")
+		pass(time.Second)
+		p.Add("b")
+		pass(3 * time.Hour)
+	})
+}

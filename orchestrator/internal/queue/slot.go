@@ -73,6 +73,13 @@ func (s *Slot) Busy() bool {
 	return true
 }
 
+// Working says that the run has gone to work by itself: it is not idle.
+func (s *Slot) Working() {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	s.stopIdleLocked()
+}
+
 // Seal says that the run ends and can be given nothing any more, for whatever
 // reason.
 func (s *Slot) Seal() {

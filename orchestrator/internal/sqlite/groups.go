@@ -38,7 +38,7 @@ func (db *DB) AddGroup(ctx context.Context, g berth.Group) error {
 // It fails with berth.NotFound if there is none.
 func (db *DB) RemoveGroup(ctx context.Context, folder string) error {
 	return db.writer.do(ctx, func(t *tx) error {
-		n, err := t.execN(`DELETE FROM registered_groups WHERE folder = ?`, folder)
+		n, err := t.execN(`DELETE FROM registered_groups WHERE folder = ? COLLATE BINARY`, folder)
 		if err == nil && n == 0 {
 			return berth.Errorf(berth.NotFound, "no group has the folder %s: see berth groups ls", folder)
 		}

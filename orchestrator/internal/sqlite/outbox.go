@@ -10,13 +10,16 @@ import (
 )
 
 // AddOutgoing queues texts for their chats. One whose key is known is already
-// queued, or sent, and is skipped. A text for a chat whose run is in a turn
-// counts as part of that turn's answer.
+// queued, or sent, and is skipped. One of the chat's own turn answers what that
+// turn was given, so that a failure afterwards does not answer it again.
 func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 	return db.writer.do(ctx, func(t *tx) error {
 		for _, o := range out {
-			if o.AnswersTo == 0 {
+			if o.OwnTurn {
 				if _, err := t.get([]any{&o.AnswersTo}, `SELECT coalesce(max(to_seq), 0) FROM batches WHERE chat_jid = ? AND state IN ('sent', 'consumed')`, o.ChatJID); err != nil {
+					return err
+				}
+				if err := t.exec(`UPDATE batches SET answered = 1 WHERE chat_jid = ? AND state = 'consumed'`, o.ChatJID); err != nil {
 					return err
 				}
 			}

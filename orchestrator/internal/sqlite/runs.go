@@ -161,8 +161,9 @@ func (db *DB) Commit(ctx context.Context, p berth.Progress) error {
 	})
 }
 
-// answer queues the texts of a frame. One that the same turn already said, for
-// example by an agent's own message, is not said again.
+// answer queues the texts of a frame. A short one that the same turn already
+// said, for example by an agent's own message, is not said again; the pieces of
+// a long one are never compared.
 func (t *tx) answer(p berth.Progress, chat string) error {
 	if len(p.Out) == 0 {
 		return nil
@@ -173,9 +174,11 @@ func (t *tx) answer(p berth.Progress, chat string) error {
 	}
 	for _, o := range p.Out {
 		o.ChatJID, o.AnswersTo = chat, to
-		var said bool
-		if _, err := t.get([]any{&said}, `SELECT EXISTS (SELECT 1 FROM outbox WHERE chat_jid = ? AND answers_to = ? AND text = ? AND ? > 0)`, chat, to, o.Text, to); err != nil {
-			return err
+		said := false
+		if len(p.Out) == 1 && to > 0 {
+			if _, err := t.get([]any{&said}, `SELECT EXISTS (SELECT 1 FROM outbox WHERE chat_jid = ? AND answers_to = ? AND text = ?)`, chat, to, o.Text); err != nil {
+				return err
+			}
 		}
 		if said {
 			continue

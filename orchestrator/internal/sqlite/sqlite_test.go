@@ -403,9 +403,40 @@ func TestW67NothingTwiceInATurn(t *testing.T) {
 	seq := say(t, db, "1", "hi", true)
 	begin(t, db, "r")
 	check(t, db.Commit(ctx, berth.Progress{RunID: "r", Acked: []string{"1"}}))
-	check(t, db.AddOutgoing(ctx, berth.Outgoing{ChatJID: chat, Key: "ipc/1", Kind: berth.OutMessage, Text: "done", MessageID: "m", CreatedAt: time.Now()}))
+	check(t, db.AddOutgoing(ctx, berth.Outgoing{ChatJID: chat, Key: "ipc/1", Kind: berth.OutMessage, Text: "done", MessageID: "m", CreatedAt: time.Now(), OwnTurn: true}))
 	check(t, db.Commit(ctx, berth.Progress{RunID: "r", Seq: 3, Out: []berth.Outgoing{answer("r", 3, "done")}, TurnEnded: true}))
 	diff(t, "texts", fate(t, db, seq).Texts, []string{"done"})
+}
+
+// The pieces of one long answer are all of it, equal or not; a second answer
+// that says the same is dropped.
+func TestLongAnswersKeepEqualPieces(t *testing.T) {
+	db := open(t)
+	ctx := t.Context()
+	seq := say(t, db, "1", "hi", true)
+	begin(t, db, "r")
+	pieces := []berth.Outgoing{answer("r", 3, "same"), answer("r", 3, "same"), answer("r", 3, "end")}
+	for i := range pieces {
+		pieces[i].Key = fmt.Sprint("run/r/3/", i)
+	}
+	check(t, db.Commit(ctx, berth.Progress{RunID: "r", Acked: []string{"1"}, Seq: 3, Out: pieces}))
+	check(t, db.Commit(ctx, berth.Progress{RunID: "r", Seq: 4, Out: []berth.Outgoing{answer("r", 4, "end")}}))
+	diff(t, "texts", fate(t, db, seq).Texts, []string{"same", "same", "end"})
+}
+
+// An agent that answered by a message of its own and then fails has answered.
+func TestOwnMessageCountsAsAnswer(t *testing.T) {
+	for _, own := range []bool{true, false} {
+		db := open(t)
+		ctx := t.Context()
+		say(t, db, "1", "hi", true)
+		begin(t, db, "r")
+		check(t, db.Commit(ctx, berth.Progress{RunID: "r", Acked: []string{"1"}}))
+		check(t, db.AddOutgoing(ctx, berth.Outgoing{ChatJID: chat, Key: "ipc/1", Kind: berth.OutMessage, Text: "done", MessageID: "m", CreatedAt: time.Now(), OwnTurn: own}))
+		v, err := db.FinishRun(ctx, berth.Ending{RunID: "r", At: time.Now(), Error: "boom", Backoff: policy})
+		check(t, err)
+		diff(t, "returned", v.Returned, !own)
+	}
 }
 
 // A failing or panicking write among others undoes itself alone.

@@ -2,7 +2,6 @@ package turn
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -15,6 +14,7 @@ import (
 
 	"berth/agent-runner/protocol"
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/crash"
 	"berth/orchestrator/internal/queue"
 )
 
@@ -184,7 +184,7 @@ func (l *loop) handle(e event) {
 		return
 	}
 	if broken, ok := errors.AsType[*protocol.FrameError](e.err); ok {
-		l.runLog.Notef("%v", broken)
+		fmt.Fprintf(l.runLog, "berth: %v\n", broken)
 		l.fail(&failure{text: broken.Error()})
 		if l.run.State != berth.RunStopping {
 			l.stop()
@@ -238,6 +238,7 @@ func (l *loop) acknowledge(ids []string) {
 	}
 	if len(acked) > 0 {
 		l.commit(berth.Progress{RunID: l.run.ID, Acked: acked})
+		crash.At(crash.Consumed)
 	}
 }
 
@@ -267,6 +268,7 @@ func (l *loop) state(state string) {
 			l.rest()
 		}
 	case !ending && l.run.State != berth.RunBusy:
+		l.slot.Working()
 		l.show(berth.RunBusy)
 	}
 }
@@ -277,6 +279,7 @@ func (l *loop) turnEnded(p berth.Progress) bool {
 	if !l.commit(p) {
 		return false
 	}
+	crash.At(crash.TurnEnded)
 	l.batches = slices.DeleteFunc(l.batches, func(b berth.Batch) bool { return b.State == berth.BatchConsumed })
 	return true
 }
@@ -301,6 +304,7 @@ func (l *loop) output(f protocol.Frame) {
 			})
 		}
 	}
+	crash.At(crash.Printed)
 	if len(p.Out) > 0 {
 		l.inbox.Drain(l.ctx) // what the agent sent before comes before
 	}
@@ -314,6 +318,7 @@ func (l *loop) output(f protocol.Frame) {
 	if !stored {
 		return
 	}
+	crash.At(crash.Committed)
 	l.drop(f.Seq)
 	if f.Status == protocol.StatusError {
 		l.fail(&failure{text: f.Error, class: f.ErrorClass, retryAfter: time.Duration(f.RetryAfterMS) * time.Millisecond})
@@ -367,7 +372,7 @@ func (l *loop) collect(before int64) {
 		}
 		f, err := protocol.Unseal(data, l.run.Nonce)
 		if err != nil || protocol.FrameName(f.Seq) != name {
-			l.runLog.Notef("frame file %q is not the runner's own", name)
+			fmt.Fprintf(l.runLog, "berth: frame file %q is not the runner's own\n", name)
 			continue
 		}
 		l.take(f)
@@ -378,7 +383,7 @@ func (l *loop) collect(before int64) {
 func (l *loop) resync() {
 	l.collect(0)
 	l.syncing = true
-	data, err := json.Marshal(protocol.Message{Type: protocol.TypeSync})
+	data, err := protocol.Marshal(protocol.Message{Type: protocol.TypeSync})
 	if err == nil {
 		err = l.files.WriteInput(0, data)
 	}
@@ -422,11 +427,12 @@ func (l *loop) followUp() {
 }
 
 func (l *loop) deliver(b berth.Batch) bool {
-	data, err := json.Marshal(protocol.Message{
+	data, err := protocol.Marshal(protocol.Message{
 		Type: protocol.TypeMessage, ID: b.AckID, Text: prompt(l.group, b, l.Assistant, time.Now().In(l.Location)),
 	})
 	if err == nil {
 		err = l.files.WriteInput(b.ID, data)
+		crash.At(crash.Input)
 	}
 	if err != nil {
 		l.fail(&failure{text: fmt.Sprintf("write an input file: %v", err)})

@@ -5,7 +5,6 @@ package turn
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"berth/agent-runner/protocol"
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/crash"
 	"berth/orchestrator/internal/mount"
 	"berth/orchestrator/internal/queue"
 	"berth/orchestrator/internal/workspace"
@@ -161,6 +161,7 @@ func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) queue
 	if !ok {
 		return queue.Result{}
 	}
+	crash.At(crash.Claimed)
 	c := &carrier{Runner: r, slot: slot, group: g, run: run, log: log, batches: []berth.Batch{batch}}
 	defer c.release()
 	if err := c.start(ctx, batch); err != nil {
@@ -189,6 +190,7 @@ func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run
 	c.box, err = r.Engine.Attach(ctx, run.ID)
 	taken()
 	if err == nil {
+		crash.At(crash.Adopted)
 		return c.carry(ctx)
 	}
 	if kind(err) != berth.NotFound {
@@ -286,7 +288,7 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 	for i, m := range batch.Messages {
 		ids[i] = m.ID
 	}
-	stdin, err := json.Marshal(protocol.Input{
+	stdin, err := protocol.Marshal(protocol.Input{
 		Prompt: prompt(c.group, batch, c.Assistant, time.Now().In(c.Location)), SessionID: session,
 		GroupFolder: c.group.Folder, ChatJID: c.group.JID, IsMain: c.group.IsMain(), AssistantName: c.Assistant,
 		Protocol: protocol.Version, RunID: c.run.ID, Nonce: c.run.Nonce, Batch: ids,
@@ -296,13 +298,18 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 		return fmt.Errorf("encode the prompt: %w", err)
 	}
 	c.runLog.Notef("run %s of group %s: image %s, %d messages, session %q", c.run.ID, c.group.Folder, c.run.Image, len(batch.Messages), session)
-	created := func(id string) error { return c.Store.SetContainer(ctx, c.run.ID, id) }
+	created := func(id string) error {
+		err := c.Store.SetContainer(ctx, c.run.ID, id)
+		crash.At(crash.Created)
+		return err
+	}
 	spec := c.spec(mounts)
 	c.box, err = c.Engine.Start(ctx, spec, stdin, created)
 	if kind(err) == berth.NotFound && spec.Runner == "" && c.Rebuild(ctx) == nil {
 		// Somebody cleaned up the engine's images.
 		c.box, err = c.Engine.Start(ctx, spec, stdin, created)
 	}
+	crash.At(crash.Prompted)
 	return err
 }
 
@@ -385,10 +392,14 @@ var errGone = berth.Errorf(berth.Unavailable, "the container ended while no daem
 // daemon settles the run.
 func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Result {
 	c.slot.Seal()
+	crash.At(crash.Exited)
 	if c.inbox != nil {
 		c.inbox.Drain(ctx)
 	}
 	e, f := c.ending(exit, start)
+	if start != nil && ctx.Err() != nil {
+		e.Uncounted = true // the daemon shut down in the middle of it
+	}
 	var v berth.Verdict
 	if !c.persist(ctx, "record the end of the run", func(ctx context.Context) (err error) {
 		v, err = c.Store.FinishRun(context.WithoutCancel(ctx), e)

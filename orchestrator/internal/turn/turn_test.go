@@ -843,3 +843,51 @@ func TestStoppedByTheOperator(t *testing.T) {
 		equal(t, "fate", w.fate(seq).State, berth.FateFailed)
 	})
 }
+
+// The daemon shuts down while a container starts: that is nobody's failure.
+func TestShutdownDuringAStart(t *testing.T) {
+	play(t, func(w *world) {
+		w.engine.setFail(errors.New("context canceled"))
+		w.runner.Store = cancelling{w.db, w}
+		seq := w.say("@Andy hello")
+		s, err := w.db.Standings(w.t.Context())
+		check(w.t, err)
+		equal(w.t, "attempts", s[family.JID].Attempts, 0)
+		equal(w.t, "fate", w.fate(seq).State, berth.FatePending)
+	})
+}
+
+// cancelling lets the daemon shut down as soon as a run begins.
+type cancelling struct {
+	*sqlite.DB
+	w *world
+}
+
+func (c cancelling) Session(ctx context.Context, folder, engine string) (string, error) {
+	go c.w.queue.Shutdown(context.Background())
+	synctestPause()
+	return c.DB.Session(context.Background(), folder, engine)
+}
+
+// synctestPause lets other goroutines of the bubble move.
+func synctestPause() { time.Sleep(time.Millisecond) }
+
+// The connection breaks in the middle of a frame: the run goes on, and the frame
+// is taken from its file.
+func TestStreamBreaksInsideAFrame(t *testing.T) {
+	play(t, func(w *world) {
+		seq := w.say("@Andy hello")
+		b := w.started()
+		b.ready()
+		b.ack("m1")
+		b.file(said("long"))
+		b.raw("---BERTH_OUTPUT_START---\n{\"status\":\"succ")
+		b.lose()
+		time.Sleep(time.Second)
+		b.take()
+		b.ready()
+		b.state(protocol.StateIdle)
+		equal(t, "stops", b.stopped(), 0)
+		equal(t, "fate", w.fate(seq).Texts, []string{"long"})
+	})
+}

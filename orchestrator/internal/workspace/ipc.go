@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strings"
@@ -24,17 +25,44 @@ const (
 // elsewhere and a pipe blocks.
 var ErrNotRegular = errors.New("not a regular file")
 
-// BeginRun removes what an earlier run left: unread input, and frames, which
-// are worth nothing without the nonce of their run.
+// BeginRun removes what an earlier run left: unread input, frames, which are
+// worth nothing without the nonce of their run, and answers.
 func (g *Group) BeginRun() error {
-	for _, dir := range []string{"input", "frames"} {
+	for _, dir := range []string{"input", "frames", "responses"} {
 		if err := g.empty(g.dirs[dir]); err != nil {
 			return fmt.Errorf("clean %s/%s: %w", g.folder, dir, err)
 		}
 	}
+	if err := g.emptyFolders(g.dirs[takenDir]); err != nil {
+		return fmt.Errorf("clean %s/%s: %w", g.folder, takenDir, err)
+	}
 	return g.TouchLease()
 }
 
+// emptyFolders removes the folders of root, and leaves its files.
+func (g *Group) emptyFolders(root *os.Root) error {
+	for again := true; again; {
+		again = false
+		names, err := list(root)
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if fi, err := root.Lstat(name); err != nil || !fi.IsDir() {
+				continue
+			}
+			again = true
+			if err := errors.Join(g.flatten(root, name), root.Remove(name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// empty removes what a container made, when no container runs. However deep its
+// folders are nested, it never looks deeper than two levels: what lies below is
+// moved up first.
 func (g *Group) empty(root *os.Root) error {
 	for {
 		names, err := list(root)
@@ -42,7 +70,39 @@ func (g *Group) empty(root *os.Root) error {
 			return err
 		}
 		for _, name := range names {
-			if err := root.RemoveAll(name); err != nil {
+			if fi, err := root.Lstat(name); err == nil && fi.IsDir() {
+				if err := g.flatten(root, name); err != nil {
+					return err
+				}
+			}
+			if err := root.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
+	}
+}
+
+// flatten empties the folder name: its files are removed, its folders moved up
+// beside it.
+func (g *Group) flatten(root *os.Root, name string) error {
+	if err := root.Chmod(name, 0o700); err != nil { // the container may have locked us out
+		return err
+	}
+	dir, err := root.OpenRoot(name)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	for {
+		names, err := list(dir)
+		if err != nil || len(names) == 0 {
+			return err
+		}
+		for _, child := range names {
+			if dir.Remove(child) == nil { // a file, a link or an empty folder
+				continue
+			}
+			if err := root.Rename(name+"/"+child, fmt.Sprintf("berth-%d", g.stamp())); err != nil {
 				return err
 			}
 		}
@@ -77,17 +137,13 @@ func (g *Group) WriteClose() error {
 	return writeFile(g.dirs["input"], protocol.CloseFile, nil)
 }
 
-// writeFile makes a file beside its name and renames it. A container that owns
-// the folder can read and delete it, and spoil what is written, but not lead the
-// write elsewhere.
+// writeFile makes a file beside its name and renames it. The container's user
+// reads it as one of the others: the folder above keeps them out. A container
+// that owns the folder can spoil what is written, but not lead it elsewhere.
 func writeFile(root *os.Root, name string, data []byte) error {
-	tmp := name + ".tmp"
-	f, err := create(root, tmp)
-	if errors.Is(err, fs.ErrExist) { // a crash left it, or the container made it
-		if err = root.RemoveAll(tmp); err == nil {
-			f, err = create(root, tmp)
-		}
-	}
+	// A name that the container cannot guess, so that nothing is in the way.
+	tmp := fmt.Sprintf("%s.%016x.tmp", name, rand.Uint64())
+	f, err := root.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o644)
 	if err != nil {
 		return err
 	}
@@ -96,12 +152,6 @@ func writeFile(root *os.Root, name string, data []byte) error {
 		return errors.Join(err, root.Remove(tmp))
 	}
 	return root.Rename(tmp, name)
-}
-
-// create makes a file that the container's user reads as one of the others: the
-// folder above keeps them out.
-func create(root *os.Root, name string) (*os.File, error) {
-	return root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL|syscall.O_NOFOLLOW, 0o644)
 }
 
 // Frames returns the names of the canonical frames that wait, in order.
@@ -130,8 +180,16 @@ func (g *Group) Take(dir string) error {
 		return fmt.Errorf("list %s/%s: %w", g.folder, dir, err)
 	}
 	for _, name := range names {
+		fi, err := g.dirs[dir].Lstat(name)
+		if err != nil {
+			continue // the container removed it again
+		}
+		if !fi.Mode().IsRegular() {
+			// Only what costs one call: a folder could be refilled for ever.
+			_ = g.dirs[dir].Remove(name)
+			continue
+		}
 		to := fmt.Sprintf("%020d-%s-%s", g.stamp(), dir, clean(name))
-		// The container may have removed it again.
 		if err := g.ipc.Rename(dir+"/"+name, takenDir+"/"+to); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("take a request of %s: %w", g.folder, err)
 		}
@@ -148,20 +206,31 @@ func (g *Group) stamp() int64 {
 }
 
 // Taken returns the requests that were taken and not removed yet, in order.
-func (g *Group) Taken() ([]string, error) { return jsonNames(g.dirs[takenDir]) }
+func (g *Group) Taken() ([]string, error) {
+	names, err := jsonNames(g.dirs[takenDir])
+	return slices.DeleteFunc(names, func(name string) bool {
+		// A folder may have been swapped in at the last moment; it is removed
+		// before the next run.
+		fi, err := g.dirs[takenDir].Lstat(name)
+		return err == nil && fi.IsDir()
+	}), err
+}
 
 // ReadTaken returns the content of a taken request, of at most limit bytes.
 func (g *Group) ReadTaken(name string, limit int64) ([]byte, error) {
 	return read(g.dirs[takenDir], name, limit)
 }
 
-// RemoveTaken removes a request that was carried out, whatever it is.
-func (g *Group) RemoveTaken(name string) error { return g.dirs[takenDir].RemoveAll(name) }
+// RemoveTaken removes a request that was carried out.
+func (g *Group) RemoveTaken(name string) error { return g.dirs[takenDir].Remove(name) }
 
 // WriteResponse puts the answer to a request where the container reads it.
 func (g *Group) WriteResponse(name string, data []byte) error {
 	return writeFile(g.dirs["responses"], name, data)
 }
+
+// RemoveResponse removes such an answer.
+func (g *Group) RemoveResponse(name string) error { return g.dirs["responses"].Remove(name) }
 
 // Path returns where an IPC folder lies, for watching it. No container can put
 // another in its place.
