@@ -35,6 +35,7 @@ var programs = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	afterAll = func() { os.RemoveAll(dir) }
 	self, err := exec.LookPath("berth") // testscript put it there
 	if err != nil {
 		return "", err

@@ -16,7 +16,17 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"berth": main})
+	testscript.Main(tidy{m}, map[string]func(){"berth": main})
+}
+
+// afterAll is called when all tests have run.
+var afterAll = func() {}
+
+type tidy struct{ *testing.M }
+
+func (t tidy) Run() int {
+	defer func() { afterAll() }()
+	return t.M.Run()
 }
 
 // TestScripts plays the command line as its user sees it, in a fresh root

@@ -850,6 +850,7 @@ func TestShutdownDuringAStart(t *testing.T) {
 		w.engine.setFail(errors.New("context canceled"))
 		w.runner.Store = cancelling{w.db, w}
 		seq := w.say("@Andy hello")
+		time.Sleep(time.Second)
 		_, retryAt, err := w.db.Pending(w.t.Context(), family.JID)
 		check(w.t, err)
 		equal(w.t, "no retry was counted", retryAt.IsZero(), true)
