@@ -85,12 +85,28 @@ ensure_busybox() {
 	say "no static busybox here: the agent image will have the runner's own shell only (to change that: install busybox-static)"
 }
 
+# Removes the pid files of a dockerd and a containerd that were killed. A zombie,
+# or a stranger who was given the number since, would keep a new one from
+# starting.
+forget_the_dead() {
+	local file pid name
+	for file in /var/run/docker.pid /var/run/docker/containerd/containerd.pid; do
+		[ -r "$file" ] || continue
+		pid=$(cat "$file") name=
+		case $file in *containerd.pid) name=containerd ;; *) name=dockerd ;; esac
+		if [ "$(cat "/proc/$pid/comm" 2>/dev/null)" != "$name" ] || grep -q '^State:[[:space:]]*Z' "/proc/$pid/status" 2>/dev/null; then
+			rm -f "$file"
+		fi
+	done
+}
+
 # Starts dockerd without systemd: away from this terminal and with none of our
 # files open, so that a pipe that this script was run in can end.
 launch() {
 	log=/var/log/dockerd.log
 	: 2>/dev/null >>"$log" || log=$(mktemp "${TMPDIR:-/tmp}/dockerd.XXXXXX")
 	say "starting dockerd, log in $log"
+	forget_the_dead
 	(
 		for fd in /proc/self/fd/*; do
 			fd=${fd##*/}
