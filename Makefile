@@ -36,13 +36,26 @@ test: engine build check ## check, then all tests, with the race detector and a 
 .PHONY: check
 check: ## formatting, vet, staticcheck, import directions
 	@unformatted=$$(gofmt -l orchestrator agent-runner); if [ -n "$$unformatted" ]; then echo "gofmt would change: $$unformatted"; exit 1; fi
-	$(GO) vet -tags docker $(PACKAGES)
+	$(GO) vet -tags docker,crash $(PACKAGES)
 	$(GO) tool staticcheck -tags docker $(PACKAGES)
 	$(GO) test -run TestImports ./orchestrator
 
 .PHONY: vuln
 vuln: ## known vulnerabilities (needs the network)
 	$(GO) tool govulncheck -tags docker $(PACKAGES)
+
+.PHONY: crash
+crash: engine ## kill the daemon at each step of a message, 5 times each, and count what is lost or doubled
+	$(GO) test -tags docker,crash -count 1 -timeout 30m -v -run 'TestCrash$$' ./orchestrator -args -times $(or $(TIMES),5) | grep -v '_test.go:.*daemon:'
+
+.PHONY: fuzz
+fuzz: ## fuzz everything that strangers write, SECONDS=60 each
+	@for pkg in $$($(GO) list $(PACKAGES)); do \
+		for name in $$($(GO) test -list '^Fuzz' $$pkg | grep ^Fuzz); do \
+			echo "$$pkg $$name"; \
+			$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(SECONDS),60)s $$pkg | tail -n 2; \
+		done; \
+	done
 
 .PHONY: bench
 bench: engine build ## measure Berth beside the bare floor and write docs/benchmarks.md
