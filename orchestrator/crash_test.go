@@ -180,7 +180,7 @@ func crashOnce(t *testing.T, bin, point string, n int) (sum tally) {
 	// another death.
 	at := fmt.Sprintf("%s:%d", point, n)
 	switch point {
-	case crash.Claimed, crash.Created, crash.Started, crash.Prompted, crash.Exited, crash.Requested:
+	case crash.Created, crash.Started, crash.Prompted, crash.Exited, crash.Requested:
 		at = fmt.Sprintf("%s:%d", point, 1+n%2)
 	case crash.Input:
 		at = fmt.Sprintf("%s:%d", point, 1+n%4)

@@ -6,7 +6,7 @@ package crash
 const (
 	Stored    = "stored"     // a message is stored, its sender does not know yet
 	BeforeAck = "before-ack" // its group is woken, its sender does not know yet
-	Claimed   = "claimed"    // a run was given the message, there is no container
+	Claimed   = "claimed"    // a run was given the message, no container or file of it exists
 	Created   = "created"    // the container exists and has not started
 	Started   = "started"    // it runs and has read nothing
 	Prompted  = "prompted"   // it has its prompt

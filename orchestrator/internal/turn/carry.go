@@ -419,6 +419,7 @@ func (l *loop) followUp() {
 		l.slot.Idle()
 		return
 	}
+	crash.At(crash.Claimed)
 	l.batches = append(l.batches, b)
 	if l.deliver(b) {
 		l.show(berth.RunBusy)
