@@ -368,7 +368,7 @@ func (c *cutable) cut() {
 	}
 }
 
-// The engine is away at the start, comes, goes while a run is busy, and comes
+// W43: the engine is away at the start, comes, goes while a run is busy, and comes
 // back: messages are kept, the status says so, every answer arrives once.
 func TestEngineComesAndGoes(t *testing.T) {
 	root := newRoot(t)

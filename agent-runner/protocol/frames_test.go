@@ -41,6 +41,7 @@ func read(s Stream, r io.Reader) (got []string, logged string) {
 	return got, log.String()
 }
 
+// W03: each case is also read a byte at a time.
 func TestFrames(t *testing.T) {
 	withNonce := Stream{Nonce: "n"}
 	for _, tt := range []struct {
@@ -56,7 +57,7 @@ func TestFrames(t *testing.T) {
 		{"noise around", withNonce, "x\n" + answer("a") + "y\n\nz", []string{"a"}, "x\ny\n\nz\n"},
 		{"crlf", withNonce, strings.ReplaceAll("x\n"+answer("a"), "\n", "\r\n"), []string{"a"}, "x\n"},
 		{"last line without newline", withNonce, strings.TrimSuffix(answer("a"), "\n"), []string{"a"}, ""},
-		{"markers inside the text", withNonce, answer("a\n" + endLine + startLine + "b"), []string{"a\n" + endLine + startLine + "b"}, ""},
+		{"W01 markers inside the text", withNonce, answer("a\n" + endLine + startLine + "b"), []string{"a\n" + endLine + startLine + "b"}, ""},
 		{"marker not alone on its line", withNonce, " " + startLine + "x" + endLine + answer("a"), []string{"a"}, " " + startLine + "x" + endLine},
 		{"stray end", withNonce, endLine + answer("a"), []string{"a"}, endLine},
 		{"empty", withNonce, startLine + endLine + answer("a"), []string{"broken frame: it is empty", "a"}, ""},

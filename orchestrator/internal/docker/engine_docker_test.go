@@ -338,6 +338,7 @@ func TestRemovedBehindOurBack(t *testing.T) {
 	}
 }
 
+// W38: containers are known by label, never by name.
 func TestInstallsDoNotMeet(t *testing.T) {
 	ours, theirs := newEngine(t, dockerHost), newEngine(t, dockerHost)
 	b := start(t, theirs, "serve")

@@ -453,6 +453,7 @@ func TestConversation(t *testing.T) {
 	})
 }
 
+// W15, W66: a busy run is given nothing, however sure it seems to be done.
 func TestMessageDuringATurnWaits(t *testing.T) {
 	play(t, func(w *world) {
 		w.say("@Andy one")
@@ -470,7 +471,7 @@ func TestMessageDuringATurnWaits(t *testing.T) {
 	})
 }
 
-// RN-14, RN-04: failed before any text, so the same prompt comes again, after 5 s.
+// RN-14, RN-04, W10: failed before any text, so the same prompt comes again, after 5 s.
 func TestRN14FailureBeforeOutputIsRetried(t *testing.T) {
 	play(t, func(w *world) {
 		seq := w.say("@Andy hello")
@@ -535,6 +536,7 @@ func TestW34GivesUpWithOneNotice(t *testing.T) {
 	})
 }
 
+// W35: what failed decides what is done about it.
 func TestErrorClasses(t *testing.T) {
 	for _, c := range []struct {
 		class   string
@@ -635,7 +637,7 @@ func TestHardTimeout(t *testing.T) {
 	})
 }
 
-// W13: _close is asserted again and again, then the engine is asked, and the
+// W13, W36: _close is asserted again and again, then the engine is asked, and the
 // slot is free only when the container is gone.
 func TestW13CloseEscalates(t *testing.T) {
 	play(t, func(w *world) {
@@ -697,7 +699,7 @@ func TestGapIsFilledFromFiles(t *testing.T) {
 	})
 }
 
-// The last frames of a container that exits are not lost with its stream.
+// W09: the last frames of a container that exits are not lost with its stream.
 func TestFramesLeftAtExit(t *testing.T) {
 	play(t, func(w *world) {
 		seq := w.say("@Andy hello")
@@ -742,7 +744,7 @@ func TestOldRunner(t *testing.T) {
 	})
 }
 
-// Shutdown leaves a busy run; the next daemon adopts it and loses nothing.
+// W37: shutdown leaves a busy run; the next daemon adopts it and loses nothing.
 func TestAdoption(t *testing.T) {
 	root := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -830,6 +832,7 @@ func TestNoEngineIsNobodysFailure(t *testing.T) {
 	})
 }
 
+// W14: a busy run can be stopped, and does not come back by itself.
 func TestStoppedByTheOperator(t *testing.T) {
 	play(t, func(w *world) {
 		seq := w.say("@Andy hello")

@@ -135,6 +135,7 @@ func TestW54ProjectMount(t *testing.T) {
 	}
 }
 
+// W64: what an earlier run left does not end the next one.
 func TestInput(t *testing.T) {
 	g, root := open(t, "family")
 	check(t, g.WriteInput(7, []byte("hi")))
