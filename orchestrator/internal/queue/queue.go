@@ -1,8 +1,9 @@
 // Package queue decides which group runs when: one run a group, a fixed number
 // of slots over all, a first-in-first-out line of groups that wait, and room
-// made by closing the run that has been idle longest. It does no I/O and knows
-// nothing of containers; it may be lost at any moment, since what it holds can
-// be read from the store again.
+// made by closing the run that has been idle longest. Within a group tasks go
+// before messages; a run is for one task or for messages, never for both. It
+// does no I/O and knows nothing of containers; it may be lost at any moment,
+// since what it holds can be read from the store again.
 package queue
 
 import (
@@ -12,10 +13,17 @@ import (
 	"time"
 )
 
+// HoldDown is how long a run that has become idle is kept from making room for
+// another group, so that a person's quick follow-up does not meet a closing run.
+// Runs that are idle for longer go first. It is granted once: a run that at the
+// end of its turn has more to do while others wait makes room at once, and so
+// does one that went on working while they waited.
+const HoldDown = time.Second
+
 // Result is what a run leaves behind.
 type Result struct {
-	Again   bool      // the group has more to do
-	RetryAt time.Time // not before this
+	Again   bool      // the group has messages to answer
+	RetryAt time.Time // they are not tried before this; of no effect after a task
 }
 
 // Reason says why a run is to close.
@@ -25,6 +33,8 @@ type Reason string
 const (
 	ReasonIdle     Reason = "idle for too long"
 	ReasonEvicted  Reason = "another group waits for the slot"
+	ReasonTask     Reason = "a task of the group is due"
+	ReasonTaskDone Reason = "the task is done"
 	ReasonStopped  Reason = "stopped by the operator"
 	ReasonShutdown Reason = "the daemon shuts down"
 )
@@ -39,17 +49,18 @@ type Queue struct {
 
 	mu     sync.Mutex
 	groups map[string]*group
-	line   []string // groups that wait for a slot, first come first
+	line   []string    // groups that wait for a slot, first come first
+	room   *time.Timer // runs until the next hold-down is over that a group in the line waits for
 	used   int
 	paused bool
 	closed bool
 }
 
 type group struct {
-	pending bool        // there may be something to do
+	pending bool        // there may be messages to answer
+	tasks   []string    // that wait, first come first
 	slot    *Slot       // the live run, if any
-	hold    *time.Timer // runs until the next attempt
-	until   time.Time
+	hold    *time.Timer // runs until the next attempt at the messages
 }
 
 // New returns a queue with limit slots, at least one. start carries one run to
@@ -60,8 +71,8 @@ func New(limit int, idle time.Duration, start func(context.Context, *Slot) Resul
 	return &Queue{start: start, limit: max(limit, 1), idle: idle, groups: make(map[string]*group)}
 }
 
-// Add says that a group has something to do: its idle run is woken, or it joins
-// the line. Adding it again changes nothing.
+// Add says that a group has messages to answer: its idle run is woken, or it
+// joins the line. Adding it again changes nothing.
 func (q *Queue) Add(folder string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -78,7 +89,34 @@ func (q *Queue) Add(folder string) {
 	q.dispatchLocked()
 }
 
-// Hold keeps a group from starting before a time.
+// AddTask says that a task of a group is due. It gets a run of its own, before
+// the group's messages and after the tasks that were added before it: an idle
+// run is closed for it at once, a busy one when its turn is over. A task that
+// waits or runs already is not added again. It is started once, whatever
+// becomes of it.
+func (q *Queue) AddTask(folder, id string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.closed {
+		return
+	}
+	g := q.groupLocked(folder)
+	if slices.Contains(g.tasks, id) || g.slot != nil && g.slot.task == id {
+		return
+	}
+	g.tasks = append(g.tasks, id)
+	if g.slot != nil {
+		if g.slot.idle {
+			g.slot.closeLocked(ReasonTask)
+		}
+		return
+	}
+	q.waitLocked(folder, g)
+	q.dispatchLocked()
+}
+
+// Hold keeps a group's messages from being tried before a time. Its tasks do
+// not wait for that.
 func (q *Queue) Hold(folder string, until time.Time) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -88,13 +126,22 @@ func (q *Queue) Hold(folder string, until time.Time) {
 // Adopt gives a slot to a run that already exists, beyond the limit if need be.
 // It reports false if the group has a run.
 func (q *Queue) Adopt(folder string, carry func(context.Context, *Slot) Result) bool {
+	return q.AdoptTask(folder, "", carry)
+}
+
+// AdoptTask is Adopt for the run of a task.
+func (q *Queue) AdoptTask(folder, id string, carry func(context.Context, *Slot) Result) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	g := q.groupLocked(folder)
-	if q.closed || g.slot != nil {
+	if q.closed {
 		return false
 	}
-	q.startLocked(folder, g, carry)
+	g := q.groupLocked(folder)
+	if g.slot != nil {
+		return false
+	}
+	g.tasks = slices.DeleteFunc(g.tasks, func(t string) bool { return t == id })
+	q.startLocked(folder, g, id, carry)
 	return true
 }
 
@@ -132,6 +179,9 @@ func (q *Queue) Shutdown(ctx context.Context) {
 	q.mu.Lock()
 	q.closed = true
 	q.line = nil
+	if q.room != nil {
+		q.room.Stop()
+	}
 	for _, g := range q.groups {
 		if g.hold != nil {
 			g.hold.Stop()
@@ -183,8 +233,10 @@ func (q *Queue) groupLocked(folder string) *group {
 	return g
 }
 
+// waitLocked puts a group without a run into the line, if it has anything that
+// may start.
 func (q *Queue) waitLocked(folder string, g *group) {
-	if g.hold == nil && !slices.Contains(q.line, folder) {
+	if (len(g.tasks) > 0 || g.pending && g.hold == nil) && !slices.Contains(q.line, folder) {
 		q.line = append(q.line, folder)
 	}
 }
@@ -201,7 +253,9 @@ func (q *Queue) holdLocked(folder string, g *group, until time.Time) {
 	if g.hold != nil {
 		g.hold.Stop()
 	}
-	q.leaveLocked(folder)
+	if len(g.tasks) == 0 {
+		q.leaveLocked(folder)
+	}
 	var timer *time.Timer
 	timer = time.AfterFunc(time.Until(until), func() {
 		q.mu.Lock()
@@ -210,12 +264,12 @@ func (q *Queue) holdLocked(folder string, g *group, until time.Time) {
 			return
 		}
 		g.hold = nil
-		if g.pending && g.slot == nil {
+		if g.slot == nil {
 			q.waitLocked(folder, g)
 			q.dispatchLocked()
 		}
 	})
-	g.hold, g.until = timer, until
+	g.hold = timer
 }
 
 // dispatchLocked is the only place that starts runs from the line, and the only
@@ -227,15 +281,24 @@ func (q *Queue) dispatchLocked() {
 	for len(q.line) > 0 && q.used < q.limit {
 		folder := q.line[0]
 		g := q.groups[folder]
-		g.pending = false
-		q.startLocked(folder, g, q.start)
+		task := ""
+		if len(g.tasks) > 0 {
+			task, g.tasks = g.tasks[0], g.tasks[1:]
+		} else {
+			g.pending = false
+		}
+		q.startLocked(folder, g, task, q.start)
 	}
 	q.evictLocked()
 }
 
 // evictLocked closes one idle run, the longest idle first, for each group in
-// the line that no closing run makes room for. Busy runs are left alone.
+// the line that no closing run makes room for. Busy runs are left alone, and
+// idle ones until their hold-down is over; then it looks again.
 func (q *Queue) evictLocked() {
+	if q.room != nil {
+		q.room.Stop()
+	}
 	if q.paused || q.closed {
 		return
 	}
@@ -250,15 +313,23 @@ func (q *Queue) evictLocked() {
 			idle = append(idle, g.slot)
 		}
 	}
-	slices.SortFunc(idle, func(a, b *Slot) int { return a.since.Compare(b.since) })
+	slices.SortFunc(idle, func(a, b *Slot) int { return a.ripe.Compare(b.ripe) })
 	for _, s := range idle[:min(len(idle), max(0, len(q.line)-closing))] {
+		if wait := time.Until(s.ripe); wait > 0 {
+			q.room = time.AfterFunc(wait, func() {
+				q.mu.Lock()
+				defer q.mu.Unlock()
+				q.evictLocked()
+			})
+			return
+		}
 		s.closeLocked(ReasonEvicted)
 	}
 }
 
-func (q *Queue) startLocked(folder string, g *group, carry func(context.Context, *Slot) Result) {
+func (q *Queue) startLocked(folder string, g *group, task string, carry func(context.Context, *Slot) Result) {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Slot{Folder: folder, q: q, g: g, cancel: cancel, wake: make(chan struct{}, 1), closed: make(chan struct{})}
+	s := &Slot{Folder: folder, task: task, q: q, g: g, cancel: cancel, wake: make(chan struct{}, 1), closed: make(chan struct{})}
 	g.slot = s
 	q.leaveLocked(folder)
 	q.used++
@@ -278,13 +349,14 @@ func (q *Queue) done(s *Slot, r Result) {
 	g.slot = nil
 	q.used--
 	g.pending = g.pending || r.Again
-	if time.Until(r.RetryAt) > 0 {
+	if s.task == "" && time.Until(r.RetryAt) > 0 {
 		q.holdLocked(s.Folder, g, r.RetryAt)
-	} else if g.pending && !q.closed {
+	}
+	if !q.closed {
 		q.waitLocked(s.Folder, g)
 	}
 	q.dispatchLocked()
-	if g.slot == nil && !g.pending && g.hold == nil {
+	if g.slot == nil && !g.pending && len(g.tasks) == 0 && g.hold == nil {
 		delete(q.groups, s.Folder)
 	}
 }

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// pool is a queue whose runs do what the test says.
+// pool is a queue whose runs do what the test says. The run of a task is noted as
+// group/task.
 type pool struct {
 	*Queue
 	mu      sync.Mutex
@@ -25,7 +26,11 @@ func newPool(limit int, idle time.Duration, work func(context.Context, *Slot) Re
 	p := &pool{}
 	p.Queue = New(limit, idle, func(ctx context.Context, s *Slot) Result {
 		p.mu.Lock()
-		p.started = append(p.started, s.Folder)
+		name := s.Folder
+		if s.Task() != "" {
+			name += "/" + s.Task()
+		}
+		p.started = append(p.started, name)
 		p.live++
 		p.max = max(p.max, p.live)
 		p.mu.Unlock()
@@ -37,6 +42,13 @@ func newPool(limit int, idle time.Duration, work func(context.Context, *Slot) Re
 		return r
 	})
 	return p
+}
+
+// closed returns why the runs were closed that have ended.
+func (p *pool) closed() []Reason {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.reasons)
 }
 
 func (p *pool) order() []string {
@@ -95,22 +107,32 @@ func TestGQ01OneRunAGroup(t *testing.T) {
 	})
 }
 
-func TestGQ02And07LimitAndLine(t *testing.T) {
+func TestGQ02LimitOverAllGroups(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(2, time.Hour, takes(time.Second))
-		for _, g := range []string{"a", "b", "c", "d"} {
+		for _, g := range []string{"a", "b", "c"} {
 			p.Add(g)
 		}
 		pass(500 * time.Millisecond)
 		equal(t, "started", len(p.order()), 2)
-		equal(t, "waiting", p.State().Waiting, []string{"c", "d"})
 		pass(time.Minute)
 		equal(t, "most at once", p.max, 2)
-		got := p.order()
-		slices.Sort(got[:2])
-		slices.Sort(got[2:])
-		equal(t, "order", got, []string{"a", "b", "c", "d"})
+		equal(t, "runs", len(p.order()), 3)
 		equal(t, "used", p.State().Used, 0)
+	})
+}
+
+func TestGQ03TasksBeforeMessages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2, time.Hour, takes(time.Second))
+		p.Add("a")
+		pass(500 * time.Millisecond)
+		p.Add("a")
+		p.AddTask("a", "t1")
+		p.AddTask("a", "t2")
+		pass(time.Minute)
+		equal(t, "runs", p.order(), []string{"a", "a/t1", "a/t2", "a"})
+		equal(t, "most at once", p.max, 1)
 	})
 }
 
@@ -121,6 +143,184 @@ func TestGQ05NothingAfterShutdown(t *testing.T) {
 		p.Add("a")
 		pass(time.Minute)
 		equal(t, "runs", p.order(), []string{})
+	})
+}
+
+func TestGQ07WaitingGroupsAreDrained(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2, time.Hour, takes(time.Second))
+		p.Add("a")
+		pass(300 * time.Millisecond)
+		for _, g := range []string{"b", "c", "d"} {
+			p.Add(g)
+		}
+		pass(500 * time.Millisecond)
+		equal(t, "before", p.order(), []string{"a", "b"})
+		equal(t, "waiting", p.State().Waiting, []string{"c", "d"})
+		pass(300 * time.Millisecond) // a has ended
+		equal(t, "then", p.order(), []string{"a", "b", "c"})
+		pass(time.Minute)
+		equal(t, "at last", p.order(), []string{"a", "b", "c", "d"})
+	})
+}
+
+func TestGQ08RunningTaskIsNotAddedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2, time.Hour, takes(time.Second))
+		p.AddTask("a", "t1")
+		pass(500 * time.Millisecond)
+		p.AddTask("a", "t1")
+		pass(time.Minute)
+		equal(t, "runs", p.order(), []string{"a/t1"})
+		p.AddTask("a", "t1") // due the next time
+		pass(time.Minute)
+		equal(t, "runs", p.order(), []string{"a/t1", "a/t1"})
+	})
+}
+
+func TestGQ09BusyRunIsNotClosedForATask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2, time.Hour, func(_ context.Context, s *Slot) Result {
+			select {
+			case <-s.Closing():
+				t.Error("it was closed")
+			case <-time.After(time.Minute):
+			}
+			return Result{}
+		})
+		p.Add("a")
+		pass(time.Second)
+		p.AddTask("a", "t1")
+		pass(58 * time.Second)
+		equal(t, "runs", p.order(), []string{"a"})
+		pass(2 * time.Second)
+		equal(t, "runs", p.order(), []string{"a", "a/t1"})
+		pass(time.Hour)
+	})
+}
+
+func TestGQ10IdleRunIsClosedForATask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2, time.Hour, chat(time.Second))
+		p.Add("a")
+		pass(time.Second) // idle just now: a hold-down is for other groups only
+		p.AddTask("a", "t1")
+		p.AddTask("a", "t1")
+		synctest.Wait()
+		equal(t, "closed", p.closed(), []Reason{ReasonTask})
+		equal(t, "runs", p.order(), []string{"a", "a/t1"})
+		p.Shutdown(t.Context())
+	})
+}
+
+func TestGQ11FollowUpClearsIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2, time.Hour, chat(time.Minute))
+		p.Add("a")
+		pass(2 * time.Minute)
+		p.Add("a")
+		synctest.Wait() // it went to work
+		p.AddTask("a", "t1")
+		pass(59 * time.Second)
+		equal(t, "closed", p.closed(), []Reason{})
+		pass(2 * time.Second)
+		equal(t, "closed", p.closed(), []Reason{ReasonTask})
+		p.Shutdown(t.Context())
+	})
+}
+
+func TestGQ12NoFollowUpIntoATaskRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2, time.Hour, func(_ context.Context, s *Slot) Result {
+			if s.Task() == "" {
+				return Result{}
+			}
+			for _, wait := range []time.Duration{time.Minute, 2 * time.Minute} {
+				select {
+				case <-s.Wake():
+					t.Error("a task run was woken")
+				case <-s.Closing():
+					if wait == time.Minute {
+						t.Error("a busy task run was closed")
+					}
+					return Result{}
+				case <-time.After(wait):
+				}
+				if s.Busy() {
+					t.Error("a task run took messages")
+				}
+				s.Idle()
+			}
+			t.Error("an idle task run was not closed")
+			return Result{}
+		})
+		p.AddTask("a", "t1")
+		pass(time.Second)
+		p.Add("a")
+		pass(58 * time.Second)
+		equal(t, "runs", p.order(), []string{"a/t1"})
+		pass(2 * time.Second)
+		equal(t, "runs", p.order(), []string{"a/t1", "a"})
+		equal(t, "closed", p.closed(), []Reason{ReasonTaskDone, ""})
+	})
+}
+
+func TestGQ13IdleWithATaskWaiting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, chat(time.Minute))
+		p.Add("a")
+		pass(time.Second)
+		p.AddTask("a", "t1")
+		p.Add("a") // does not wake it: the task is first
+		p.Add("b") // does not close it once more
+		pass(58 * time.Second)
+		equal(t, "closed", p.closed(), []Reason{})
+		pass(2 * time.Second)
+		equal(t, "closed", p.closed(), []Reason{ReasonTask})
+		pass(5 * time.Minute)
+		equal(t, "runs", p.order(), []string{"a", "b", "a/t1", "a"}) // b waited for longer
+		p.Shutdown(t.Context())
+	})
+}
+
+func TestGQ14WaitingTaskIsNotAddedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, takes(time.Second))
+		p.Add("b")
+		p.AddTask("a", "t1")
+		p.AddTask("a", "t1")
+		equal(t, "waiting", p.State().Waiting, []string{"a"})
+		pass(time.Minute)
+		equal(t, "runs", p.order(), []string{"b", "a/t1"})
+	})
+}
+
+func TestGQ15TaskAtTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(2, time.Hour, takes(time.Second))
+		p.Add("a")
+		pass(100 * time.Millisecond)
+		p.Add("b")
+		pass(100 * time.Millisecond)
+		p.Add("c")
+		p.AddTask("c", "t1")
+		pass(100 * time.Millisecond)
+		equal(t, "runs", p.order(), []string{"a", "b"})
+		pass(time.Minute)
+		equal(t, "runs", p.order(), []string{"a", "b", "c/t1", "c"})
+	})
+}
+
+// Without a run there is nothing to give a message to: it waits for a new run.
+func TestGQ16NoRunToFollowUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, takes(time.Second))
+		p.Pause()
+		p.Add("a")
+		pass(time.Minute)
+		equal(t, "runs", p.order(), []string{})
+		equal(t, "waiting", p.State().Waiting, []string{"a"})
+		equal(t, "closed", p.Close("a"), false)
 	})
 }
 
@@ -151,7 +351,7 @@ func TestW32LongestIdleMakesRoom(t *testing.T) {
 		p.Add("third")
 		pass(10 * time.Second)
 		equal(t, "runs", p.order(), []string{"old", "new", "third"})
-		equal(t, "closed", p.reasons, []Reason{ReasonEvicted})
+		equal(t, "closed", p.closed(), []Reason{ReasonEvicted})
 		p.Add("new") // still there: a follow-up, no new run
 		pass(10 * time.Second)
 		equal(t, "runs", len(p.order()), 3)
@@ -183,7 +383,7 @@ func TestOneEvictionAWaiter(t *testing.T) {
 		p.Add("d")
 		p.Add("d")
 		pass(10 * time.Second)
-		equal(t, "closed", p.reasons, []Reason{ReasonEvicted})
+		equal(t, "closed", p.closed(), []Reason{ReasonEvicted})
 		equal(t, "used", p.State().Used, 3)
 		p.Shutdown(t.Context())
 	})
@@ -225,7 +425,7 @@ func TestIdleTimeout(t *testing.T) {
 		equal(t, "used", p.State().Used, 1)
 		pass(2 * time.Minute)
 		equal(t, "used", p.State().Used, 0)
-		equal(t, "closed", p.reasons, []Reason{ReasonIdle})
+		equal(t, "closed", p.closed(), []Reason{ReasonIdle})
 	})
 }
 
@@ -251,7 +451,7 @@ func TestW11MessageDuringClosing(t *testing.T) {
 	})
 }
 
-// W33: one retry timer a group, and messages during backoff do not bypass it.
+// W33, W65: one retry timer a group, and messages during backoff do not bypass it.
 func TestW33BackoffIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
@@ -411,4 +611,246 @@ func TestWorkingRunIsNotClosed(t *testing.T) {
 		p.Add("b")
 		pass(3 * time.Hour)
 	})
+}
+
+// An idle run makes room for another group's task as for its messages.
+func TestTaskMakesRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, chat(time.Second))
+		p.Add("a")
+		pass(10 * time.Second)
+		p.AddTask("b", "t1")
+		synctest.Wait()
+		equal(t, "closed", p.closed(), []Reason{ReasonEvicted})
+		equal(t, "runs", p.order(), []string{"a", "b/t1"})
+		p.Shutdown(t.Context())
+	})
+}
+
+// Backoff is for messages. A task does not wait for it, nor end it, and what
+// the task's run returns does not count.
+func TestTaskDuringBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		var at []string
+		p := newPool(1, time.Hour, func(_ context.Context, s *Slot) Result {
+			at = append(at, fmt.Sprint(s.Task(), time.Since(start)))
+			if len(at) == 1 {
+				return Result{Again: true, RetryAt: start.Add(10 * time.Second)}
+			}
+			return Result{RetryAt: start.Add(time.Hour)}
+		})
+		p.Add("a")
+		pass(2 * time.Second)
+		p.AddTask("a", "t1")
+		pass(time.Second)
+		p.Pause()
+		p.AddTask("a", "t2")
+		p.Hold("a", start.Add(20*time.Second)) // leaves the task in the line
+		p.Resume()
+		pass(time.Minute)
+		equal(t, "runs at", at, []string{"0s", "t12s", "t23s", "20s"})
+	})
+}
+
+func TestTaskAfterShutdown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, takes(time.Second))
+		p.Add("a")
+		p.AddTask("a", "t1")
+		pass(0)
+		p.Shutdown(t.Context())
+		p.AddTask("b", "t2")
+		pass(time.Minute)
+		equal(t, "runs", p.order(), []string{"a"})
+	})
+}
+
+func TestAdoptedTask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, takes(time.Second))
+		p.Pause()
+		p.AddTask("a", "t1") // due, before its run was found
+		equal(t, "adopted", p.AdoptTask("a", "t1", func(_ context.Context, s *Slot) Result {
+			equal(t, "task", s.Task(), "t1")
+			time.Sleep(time.Second)
+			s.Idle()
+			<-s.Closing()
+			return Result{}
+		}), true)
+		p.AddTask("a", "t1")
+		p.Add("a")
+		p.Resume()
+		pass(time.Minute)
+		equal(t, "other runs", p.order(), []string{"a"})
+	})
+}
+
+func TestAdoptedRunMakesRoomForATask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, takes(time.Second))
+		p.AddTask("b", "t0")
+		p.AddTask("a", "t1")
+		equal(t, "adopted", p.Adopt("a", chat(time.Minute)), true)
+		pass(59 * time.Second)
+		equal(t, "runs", p.order(), []string{"b/t0"})
+		pass(2 * time.Second)
+		equal(t, "runs", p.order(), []string{"b/t0", "a/t1"})
+	})
+}
+
+// A person's quick follow-up reaches the run that has just answered, though
+// another group waits; that group's turn is next.
+func TestHoldDownLetsAFollowUpIn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, chat(2*time.Second))
+		p.Add("a")
+		pass(time.Second)
+		p.Add("b")
+		pass(1500 * time.Millisecond) // a is idle for half a second
+		equal(t, "used", p.State().Used, 1)
+		p.Add("a")
+		pass(1900 * time.Millisecond)
+		equal(t, "runs", p.order(), []string{"a"})
+		pass(200 * time.Millisecond)
+		equal(t, "runs", p.order(), []string{"a", "b"}) // no second hold-down
+		equal(t, "closed", p.closed(), []Reason{ReasonEvicted})
+		p.Shutdown(t.Context())
+	})
+}
+
+// Without a follow-up the run makes room when its hold-down is over.
+func TestHoldDownEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, chat(2*time.Second))
+		p.Add("a")
+		pass(2*time.Second + HoldDown/2)
+		p.Add("b")
+		pass(HoldDown/2 - time.Millisecond)
+		equal(t, "runs", p.order(), []string{"a"})
+		pass(time.Millisecond)
+		equal(t, "runs", p.order(), []string{"a", "b"})
+		p.Shutdown(t.Context())
+	})
+}
+
+// A run that is idle for longer makes room at once, and only as many as wait.
+func TestHoldDownOlderFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(3, time.Hour, chat(time.Second))
+		for _, g := range []string{"old", "new"} {
+			p.Add(g)
+			pass(HoldDown)
+		}
+		p.Add("newest")
+		pass(time.Second)
+		p.Add("c")
+		synctest.Wait()
+		p.Add("d")
+		synctest.Wait()
+		equal(t, "at once", p.order(), []string{"old", "new", "newest", "c", "d"})
+		p.Add("e")
+		pass(HoldDown - time.Millisecond)
+		equal(t, "in the hold-down", len(p.order()), 5)
+		pass(time.Millisecond)
+		equal(t, "after", p.order()[5:], []string{"e"})
+		equal(t, "closed", p.closed(), []Reason{ReasonEvicted, ReasonEvicted, ReasonEvicted})
+		p.Shutdown(t.Context())
+	})
+}
+
+// A group whose messages always meet the hold-down starves nobody either.
+func TestHoldDownStarvesNobody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, chat(time.Second))
+		p.Add("loud")
+		pass(1500 * time.Millisecond)
+		p.Add("quiet")
+		for range 3 {
+			p.Add("loud")
+			pass(1500 * time.Millisecond)
+		}
+		if !slices.Contains(p.order(), "quiet") {
+			t.Error("quiet never ran")
+		}
+		p.Shutdown(t.Context())
+	})
+}
+
+// A run that has more to do at the end of its turn makes room at once.
+func TestNoHoldDownWithMoreToDo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, chat(2*time.Second))
+		p.Add("a")
+		pass(time.Second)
+		p.Add("b")
+		p.Add("a")
+		pass(time.Second)
+		equal(t, "runs", p.order(), []string{"a", "b"})
+		pass(2*time.Second + HoldDown) // b has nothing more
+		equal(t, "runs", p.order(), []string{"a", "b", "a"})
+		p.Shutdown(t.Context())
+	})
+}
+
+// Having gone on while others waited costs the hold-down only while they do.
+func TestHoldDownAgainWhenNobodyWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, chat(2*time.Second))
+		p.Add("a")
+		pass(2 * time.Second)
+		p.Add("b")
+		p.Add("a")
+		pass(time.Second)
+		p.Hold("b", time.Now().Add(time.Second+HoldDown/2)) // it leaves the line
+		pass(time.Second + HoldDown/2)                      // and is back, in a's hold-down
+		equal(t, "runs", p.order(), []string{"a"})
+		pass(HoldDown / 2)
+		equal(t, "runs", p.order(), []string{"a", "b"})
+		p.Shutdown(t.Context())
+	})
+}
+
+func TestPauseDuringAHoldDown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, chat(time.Second))
+		p.Add("a")
+		pass(time.Second)
+		p.Add("b")
+		p.Pause()
+		pass(time.Minute)
+		equal(t, "closed", p.closed(), []Reason{})
+		p.Resume()
+		synctest.Wait()
+		equal(t, "runs", p.order(), []string{"a", "b"})
+		p.Shutdown(t.Context())
+	})
+}
+
+// Saying that it is idle again does not start the clocks of an idle run anew.
+func TestIdleTwice(t *testing.T) {
+	for _, waiter := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newPool(1, time.Minute, func(_ context.Context, s *Slot) Result {
+				for {
+					s.Idle()
+					select {
+					case <-s.Closing():
+						return Result{}
+					case <-time.After(HoldDown / 4):
+					}
+				}
+			})
+			p.Add("a")
+			why, after := ReasonIdle, time.Minute
+			if waiter {
+				synctest.Wait()
+				p.Add("b")
+				why, after = ReasonEvicted, HoldDown
+			}
+			pass(after)
+			equal(t, "closed", p.closed(), []Reason{why})
+			p.Shutdown(t.Context())
+		})
+	}
 }

@@ -9,6 +9,7 @@ import (
 type Slot struct {
 	Folder string
 
+	task   string
 	q      *Queue
 	g      *group
 	cancel context.CancelFunc
@@ -17,14 +18,19 @@ type Slot struct {
 
 	// Guarded by the queue's mutex.
 	idle    bool
-	since   time.Time // of becoming idle
+	ripe    time.Time // from when on an idle run makes room for another group
+	late    bool      // it went on working while another group waited
 	timer   *time.Timer
 	closing bool
 	reason  Reason
 }
 
+// Task returns the task that the run was started for, or "" if it answers
+// messages.
+func (s *Slot) Task() string { return s.task }
+
 // Wake delivers when an idle run may have something to do. The run then calls
-// Busy before it looks.
+// Busy before it looks. It never delivers in the run of a task.
 func (s *Slot) Wake() <-chan struct{} { return s.wake }
 
 // Closing is closed when the run is to end. Reason tells why.
@@ -37,16 +43,28 @@ func (s *Slot) Reason() Reason {
 	return s.reason
 }
 
-// Idle says that the run waits for input. If its group has something to do it
-// is woken, unless others wait and it has to make room.
+// Idle says that the run waits for input. If its group has messages it is
+// woken, unless others wait and it has to make room. It is closed if a task of
+// its group waits, or if it was for a task itself, since it can be given
+// nothing then.
 func (s *Slot) Idle() {
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
-	if s.closing {
+	if s.closing || s.idle {
 		return
 	}
-	s.stopIdleLocked()
-	s.idle, s.since = true, time.Now()
+	switch {
+	case s.task != "":
+		s.closeLocked(ReasonTaskDone)
+		return
+	case len(s.g.tasks) > 0:
+		s.closeLocked(ReasonTask)
+		return
+	}
+	s.idle, s.ripe = true, time.Now()
+	if len(s.q.line) == 0 || !s.g.pending && !s.late {
+		s.ripe = s.ripe.Add(HoldDown)
+	}
 	s.timer = time.AfterFunc(s.q.idle, func() {
 		s.q.mu.Lock()
 		defer s.q.mu.Unlock()
@@ -61,14 +79,14 @@ func (s *Slot) Idle() {
 }
 
 // Busy takes an idle run to work. It reports false if the run is to close, and
-// must then not be given anything.
+// must then not be given anything; so it does in the run of a task.
 func (s *Slot) Busy() bool {
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
-	if s.closing {
+	if s.closing || s.task != "" {
 		return false
 	}
-	s.stopIdleLocked()
+	s.workLocked()
 	s.g.pending = false
 	return true
 }
@@ -77,6 +95,13 @@ func (s *Slot) Busy() bool {
 func (s *Slot) Working() {
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
+	s.workLocked()
+}
+
+func (s *Slot) workLocked() {
+	if s.idle {
+		s.late = len(s.q.line) > 0
+	}
 	s.stopIdleLocked()
 }
 

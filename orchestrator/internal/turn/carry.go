@@ -22,7 +22,8 @@ import (
 type event struct {
 	frame  protocol.Frame
 	err    error
-	resync bool // the stream was broken and is open again
+	lost   bool // the stream broke
+	resync bool // it is open again
 }
 
 // carry serves a started run until its container is gone or ctx ends.
@@ -62,6 +63,7 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 	}
 	closing := c.slot.Closing()
 	for {
+		l.watch()
 		select {
 		case e, ok := <-events:
 			if !ok {
@@ -80,9 +82,17 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 			}
 		case <-l.escalate.C:
 			l.stop()
-		case <-l.hard.C:
-			l.fail(&failure{text: fmt.Sprintf("the container gave no sign of life for %v: timed out", c.timeout())})
-			l.stop()
+		case <-l.look.C:
+			select {
+			case e, ok := <-events: // it spoke while nobody had the time to listen
+				if ok {
+					l.handle(e)
+				} else {
+					events = nil
+				}
+			default:
+				l.stopIfStuck()
+			}
 		case <-lease.C:
 			if err := c.files.TouchLease(); err != nil {
 				c.log.Warn("touch the lease", zap.Error(err))
@@ -126,6 +136,9 @@ func (c *carrier) read(ctx context.Context, exited <-chan struct{}, out chan<- e
 			}
 		}
 		errStream.Wait()
+		if !send(event{lost: true}) {
+			return
+		}
 		for open := false; !open; {
 			select {
 			case <-exited:
@@ -152,23 +165,26 @@ type loop struct {
 	*carrier
 	ctx        context.Context
 	wg         *sync.WaitGroup
-	hard       *time.Timer
+	look       *time.Timer // for signs of life
+	signs      signs
+	given      time.Time // when the runner was last given a batch
 	closeAgain *time.Ticker
 	escalate   *time.Timer
 	syncing    bool // a sync is under way; what it does not acknowledge is sent again
 }
 
 func newLoop(ctx context.Context, c *carrier, wg *sync.WaitGroup) *loop {
+	now := time.Now()
 	l := &loop{
-		carrier: c, ctx: ctx, wg: wg,
-		hard: time.NewTimer(c.timeout()), closeAgain: time.NewTicker(protocol.CloseReassert), escalate: time.NewTimer(closeGrace),
+		carrier: c, ctx: ctx, wg: wg, signs: signs{started: now, open: now, ceiling: c.timeout()}, given: now,
+		look: time.NewTimer(c.timeout()), closeAgain: time.NewTicker(protocol.CloseReassert), escalate: time.NewTimer(closeGrace),
 	}
 	l.escalate.Stop()
 	return l
 }
 
 func (l *loop) end() {
-	l.hard.Stop()
+	l.look.Stop()
 	l.closeAgain.Stop()
 	l.escalate.Stop()
 }
@@ -179,7 +195,12 @@ func (l *loop) persist(what string, do func(context.Context) error) bool {
 }
 
 func (l *loop) handle(e event) {
+	if e.lost {
+		l.signs.open = time.Time{}
+		return
+	}
 	if e.resync {
+		l.signs.open = time.Now()
 		l.resync()
 		return
 	}
@@ -212,10 +233,12 @@ func (l *loop) take(f protocol.Frame) {
 		return
 	}
 	l.run.LastSeq = f.Seq
-	l.hard.Reset(l.timeout())
+	l.signs.heard = time.Now()
 	switch f.Type {
 	case protocol.TypeReady:
-		l.ready = true
+		if !l.ready {
+			l.ready, l.signs.ready = true, l.signs.heard
+		}
 	case protocol.TypeAck:
 		l.acknowledge(f.IDs)
 	case protocol.TypeState:
@@ -423,7 +446,6 @@ func (l *loop) followUp() {
 	l.batches = append(l.batches, b)
 	if l.deliver(b) {
 		l.show(berth.RunBusy)
-		l.hard.Reset(l.timeout())
 	}
 }
 
@@ -434,6 +456,7 @@ func (l *loop) deliver(b berth.Batch) bool {
 	if err == nil {
 		err = l.files.WriteInput(b.ID, data)
 		crash.At(crash.Input)
+		l.given = time.Now()
 	}
 	if err != nil {
 		l.fail(&failure{text: fmt.Sprintf("write an input file: %v", err)})

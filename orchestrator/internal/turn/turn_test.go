@@ -895,3 +895,55 @@ func TestStreamBreaksInsideAFrame(t *testing.T) {
 		equal(t, "fate", w.fate(seq).Texts, []string{"long"})
 	})
 }
+
+// fails lets the next n runs fail and returns when they were started.
+func (w *world) fails(n int) (at []time.Duration) {
+	w.t.Helper()
+	start := time.Now()
+	for range n {
+		for len(w.engine.boxes) == 0 {
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		b := w.started()
+		at = append(at, time.Since(start))
+		b.end(Exit{Code: 1})
+		synctest.Wait()
+	}
+	return at
+}
+
+func TestGQ04Backoff(t *testing.T) {
+	play(t, func(w *world) {
+		w.say("@Andy hello")
+		equal(t, "runs at", w.fails(3), []time.Duration{0, 5 * time.Second, 15 * time.Second})
+	})
+}
+
+// GQ-06: see also TestW34GivesUpWithOneNotice.
+func TestGQ06GivingUpResetsTheCount(t *testing.T) {
+	play(t, func(w *world) {
+		w.say("@Andy hello")
+		w.fails(6)
+		time.Sleep(200 * time.Second)
+		equal(t, "more runs", len(w.engine.boxes), 0)
+		w.say("@Andy again")
+		equal(t, "runs at", w.fails(3), []time.Duration{0, 5 * time.Second, 15 * time.Second})
+	})
+}
+
+func TestGQ18SuccessResetsTheCount(t *testing.T) {
+	play(t, func(w *world) {
+		w.say("@Andy hello")
+		w.fails(2)
+		time.Sleep(10 * time.Second)
+		b := w.started()
+		b.ready()
+		b.turn("hi", "m1")
+		w.queue.Close("family")
+		b.end(Exit{})
+		synctest.Wait()
+		w.say("@Andy more")
+		equal(t, "runs at", w.fails(2), []time.Duration{0, 5 * time.Second})
+	})
+}
