@@ -111,8 +111,17 @@ func (c *control) Status(ctx context.Context) (web.Status, error) {
 	if text := c.allowlist.Alarm(); text != "" {
 		s.Alarms = append(s.Alarms, text)
 	}
+	letters, err := c.db.DeadLetters(ctx, 3)
+	if err != nil {
+		return web.Status{}, err
+	}
 	if dead > 0 {
-		s.Alarms = append(s.Alarms, fmt.Sprintf("%d texts could not be sent and were given up", dead))
+		var newest []string
+		for _, o := range letters {
+			newest = append(newest, fmt.Sprintf("to %s: %.200s", o.ChatJID, o.Error))
+		}
+		text := fmt.Sprintf("%d texts could not be sent and were given up; the newest: %s", dead, strings.Join(newest, "; "))
+		s.Alarms = append(s.Alarms, text)
 	}
 	return s, nil
 }
@@ -201,6 +210,10 @@ func (c *control) StopGroup(_ context.Context, folder string) (bool, error) {
 }
 
 func (c *control) StopDaemon() { c.shutdown() }
+
+func (c *control) Backup(ctx context.Context, in web.NewBackup) (web.Backup, error) {
+	return backUp(ctx, c.cfg, in, c.db.Backup)
+}
 
 func (c *control) group(folder string) (berth.Group, error) {
 	g, ok := c.dispatcher.Group(folder)

@@ -340,6 +340,16 @@ func (r router) Send(ctx context.Context, o berth.Outgoing) error {
 	return berth.Errorf(berth.Unavailable, "no channel serves chat %s", o.ChatJID)
 }
 
+var _ outbox.Paced = router{}
+
+// Pace implements outbox.Paced. Who looks at a terminal does not want to wait.
+func (r router) Pace(chat string) outbox.Pace {
+	if console.Owns(chat) {
+		return outbox.Pace{}
+	}
+	return outbox.DefaultPace
+}
+
 // fleet shows dispatch the containers of this install.
 type fleet struct{ *docker.Engine }
 

@@ -1,5 +1,6 @@
 // Package outbox sends what the store holds for the chats: in order within a
-// chat, again after a failure, and never anything that is not stored first.
+// chat, at the pace of its channel, again after a failure, and never anything
+// that is not stored first.
 package outbox
 
 import (
@@ -25,7 +26,8 @@ type Store interface {
 // Channel sends one text. It must send a MessageID that it has sent before in a
 // way that the chat shows it once. An error of kind berth.Unavailable means
 // that the channel is offline: the text is held, which is no failed attempt,
-// until Wake or WakeAll.
+// until Wake or WakeAll. Invalid, Denied and NotFound mean that trying again
+// cannot help. A Channel may be Paced.
 type Channel interface {
 	Send(context.Context, berth.Outgoing) error
 }
@@ -49,17 +51,24 @@ type Sender struct {
 
 	mu      sync.Mutex
 	workers map[string]*worker // by chat; there is one while the chat has texts
+	resting map[string]*rhythm // by chat without a worker; for seconds only
 	closed  bool
 }
 
 type worker struct {
-	again bool // woken since it last looked
+	chat   string
+	again  bool         // woken since it last looked
+	rhythm *rhythm      // nil: nothing went out lately
+	mark   func() error // what came of an attempt, while the store does not take it
 }
 
 // New returns a Sender. It sends nothing until Wake or WakeAll.
 func New(store Store, channel Channel, log *zap.Logger) *Sender {
 	ctx, cancel := context.WithCancel(context.Background())
-	return &Sender{store: store, channel: channel, log: log, ctx: ctx, cancel: cancel, closing: make(chan struct{}), workers: make(map[string]*worker)}
+	return &Sender{
+		store: store, channel: channel, log: log, ctx: ctx, cancel: cancel, closing: make(chan struct{}),
+		workers: make(map[string]*worker), resting: make(map[string]*rhythm),
+	}
 }
 
 // Wake says that a chat may have something to send. It does not block.
@@ -73,9 +82,10 @@ func (s *Sender) Wake(chat string) {
 		w.again = true
 		return
 	}
-	w := &worker{}
+	w := &worker{chat: chat, rhythm: s.resting[chat]}
+	delete(s.resting, chat)
 	s.workers[chat] = w
-	s.wg.Go(func() { s.work(chat, w) })
+	s.wg.Go(func() { s.work(w) })
 }
 
 // WakeAll wakes every chat that has something to send: at start, and when a
@@ -104,15 +114,22 @@ func (s *Sender) Shutdown(ctx context.Context) {
 }
 
 // work sends the texts of a chat until none is left.
-func (s *Sender) work(chat string, w *worker) {
+func (s *Sender) work(w *worker) {
+	if w.rhythm == nil {
+		w.rhythm = &rhythm{}
+		if c, ok := s.channel.(Paced); ok {
+			w.rhythm.pace = c.Pace(w.chat)
+		}
+	}
 	for {
-		wait, more := s.next(chat)
+		wait, more := s.next(w)
 		if more && wait == 0 {
 			continue
 		}
 		s.mu.Lock()
 		if !more && !w.again || s.ctx.Err() != nil || s.closed && wait > 0 {
-			delete(s.workers, chat)
+			delete(s.workers, w.chat)
+			s.rest(w.chat, w.rhythm)
 			s.mu.Unlock()
 			return
 		}
@@ -128,13 +145,33 @@ func (s *Sender) work(chat string, w *worker) {
 	}
 }
 
+// rest remembers the rhythm of a chat for as long as it matters. s.mu is held.
+func (s *Sender) rest(chat string, r *rhythm) {
+	left := r.rest(time.Now())
+	if left == 0 || s.closed {
+		return
+	}
+	s.resting[chat] = r
+	time.AfterFunc(left, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		// A worker may have taken it up and put it back since.
+		if s.resting[chat] == r && r.rest(time.Now()) == 0 {
+			delete(s.resting, chat)
+		}
+	})
+}
+
 // next sends the oldest text of a chat. It returns how long to wait before the
 // next look; more is false if there is nothing to do until the next Wake.
-func (s *Sender) next(chat string) (wait time.Duration, more bool) {
-	o, ok, err := s.store.NextOutgoing(s.ctx, chat)
+func (s *Sender) next(w *worker) (wait time.Duration, more bool) {
+	if w.mark != nil {
+		return s.marked(w), true
+	}
+	o, ok, err := s.store.NextOutgoing(s.ctx, w.chat)
 	if err != nil {
 		if s.ctx.Err() == nil {
-			s.log.Error("read the outbox", zap.String("chat", chat), zap.Error(err))
+			s.log.Error("read the outbox", zap.String("chat", w.chat), zap.Error(err))
 		}
 		return storeRetry, true
 	}
@@ -144,33 +181,56 @@ func (s *Sender) next(chat string) (wait time.Duration, more bool) {
 	if wait := time.Until(o.NotBefore); wait > 0 {
 		return wait, true
 	}
+	if wait := w.rhythm.wait(o.Key, time.Now()); wait > 0 {
+		// No retry: Shutdown waits for this one.
+		select {
+		case <-time.After(wait):
+		case <-s.ctx.Done():
+			return 0, false
+		}
+	}
 	err = s.channel.Send(s.ctx, o)
+	ctx := context.WithoutCancel(s.ctx)
 	if err == nil {
 		crash.At(crash.Sent)
-		// Not marked means sent again, under the same id: the chat shows it once.
-		if err := s.store.MarkSent(context.WithoutCancel(s.ctx), o.ID); err != nil {
-			s.log.Error("mark as sent", zap.String("chat", chat), zap.Error(err))
-			return storeRetry, true
-		}
-		return 0, true
+		w.rhythm.out(o.Key, time.Now())
+		w.mark = func() error { return s.store.MarkSent(ctx, o.ID) }
+		return s.marked(w), true
 	}
 	if s.ctx.Err() != nil {
 		return 0, false
 	}
-	if known, ok := errors.AsType[*berth.Error](err); ok && known.Kind == berth.Unavailable {
-		s.log.Debug("channel offline, text held", zap.String("chat", chat), zap.Error(err))
+	known, ok := errors.AsType[*berth.Error](err)
+	if ok && known.Kind == berth.Unavailable {
+		s.log.Debug("channel offline, text held", zap.String("chat", w.chat), zap.Error(err))
 		return 0, false
 	}
+	w.rhythm.out(o.Key, time.Now())
 	retryAt := time.Now().Add(firstRetry << o.Attempts)
-	if o.Attempts+1 >= maxAttempts {
+	if o.Attempts+1 >= maxAttempts || ok && hopeless(known.Kind) {
 		retryAt = time.Time{}
-		s.log.Error("text given up", zap.String("chat", chat), zap.String("key", o.Key), zap.Error(err))
+		s.log.Error("text given up", zap.String("chat", w.chat), zap.String("key", o.Key), zap.Error(err))
 	} else {
-		s.log.Warn("send", zap.String("chat", chat), zap.Time("retry", retryAt), zap.Error(err))
+		s.log.Warn("send", zap.String("chat", w.chat), zap.Time("retry", retryAt), zap.Error(err))
 	}
-	if err := s.store.MarkFailed(s.ctx, o.ID, err.Error(), retryAt); err != nil {
-		s.log.Error("mark as failed", zap.String("chat", chat), zap.Error(err))
-		return storeRetry, true
+	reason := err.Error()
+	w.mark = func() error { return s.store.MarkFailed(ctx, o.ID, reason, retryAt) }
+	return s.marked(w), true
+}
+
+// hopeless reports whether trying again cannot help.
+func hopeless(k berth.Kind) bool {
+	return k == berth.Invalid || k == berth.Denied || k == berth.NotFound
+}
+
+// marked stores what came of an attempt. Until the store takes it, nothing else
+// of the chat is sent, and not the same again: only a restart repeats it, under
+// the same id.
+func (s *Sender) marked(w *worker) (wait time.Duration) {
+	if err := w.mark(); err != nil {
+		s.log.Error("mark a text", zap.String("chat", w.chat), zap.Error(err))
+		return storeRetry
 	}
-	return 0, true
+	w.mark = nil
+	return 0
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -28,7 +29,7 @@ type memory struct {
 func (m *memory) add(chat, text string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.rows = append(m.rows, berth.Outgoing{ID: int64(len(m.rows) + 1), ChatJID: chat, Text: text, State: berth.OutPending})
+	m.rows = append(m.rows, berth.Outgoing{ID: int64(len(m.rows) + 1), ChatJID: chat, Key: "run/" + text + "/0", Text: text, MessageID: "m" + fmt.Sprint(len(m.rows)+1), State: berth.OutPending})
 }
 
 func (m *memory) OutboxChats(context.Context) ([]string, error) {
@@ -69,6 +70,11 @@ func (m *memory) MarkSent(_ context.Context, id int64) error {
 func (m *memory) MarkFailed(_ context.Context, id int64, reason string, retryAt time.Time) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if m.marks != nil {
+		if err := m.marks(); err != nil {
+			return err
+		}
+	}
 	r := &m.rows[id-1]
 	r.Attempts++
 	r.NotBefore, r.Error = retryAt, reason
@@ -142,6 +148,33 @@ func TestDL01SentOnce(t *testing.T) {
 	})
 }
 
+// DL-02: a text that comes when the one before is sent is sent as well.
+func TestDL02TheNextOne(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		for _, text := range []string{"x", "y"} {
+			m.add("a", text)
+			s.Wake("a")
+			synctest.Wait()
+		}
+		want(t, "sent", m.got(), "[x y]")
+	})
+}
+
+// DL-03: a text that was sent is not sent again because that was not noted.
+func TestDL03NotAgainAfterALostMark(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		lost := errors.New("disk")
+		m.marks = func() error { err := lost; lost = nil; return err }
+		m.add("a", "x")
+		m.add("a", "y")
+		s.Wake("a")
+		want(t, "at first", m.got(), "[x]")
+		time.Sleep(time.Second)
+		want(t, "a second later", m.got(), "[x y]")
+		want(t, "states", join(m.rows[0].State, m.rows[1].State), "sent sent")
+	})
+}
+
 // DL-04: three attempts, a minute and two apart, then never again.
 func TestDL04ThreeAttempts(t *testing.T) {
 	play(t, func(t *testing.T, m *memory, s *Sender) {
@@ -157,8 +190,72 @@ func TestDL04ThreeAttempts(t *testing.T) {
 	})
 }
 
-// DL-05, DL-08: a chat that fails holds up itself only, and keeps its order.
-func TestDL05FailureHoldsOneChat(t *testing.T) {
+// DL-05: what failed once is sent once, and the next text has all its attempts.
+func TestDL05FailsOnce(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		calls, broken := map[string]int{}, false
+		m.fail = func(o berth.Outgoing) error {
+			if calls[o.Text]++; calls[o.Text] == 1 || broken {
+				return errors.New("no")
+			}
+			return nil
+		}
+		m.add("a", "x")
+		s.Wake("a")
+		time.Sleep(time.Minute)
+		want(t, "sent", m.got(), "[x]")
+		broken = true
+		m.add("a", "y")
+		s.Wake("a")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		want(t, "calls", fmt.Sprint(calls), "map[x:2 y:3]")
+	})
+}
+
+// DL-06: a refusal is final. The one who refuses stands before the channel,
+// which is not asked.
+func TestDL06RefusedIsDeadAtOnce(t *testing.T) {
+	for _, kind := range []berth.Kind{berth.Denied, berth.Invalid, berth.NotFound} {
+		t.Run(kind.String(), func(t *testing.T) {
+			play(t, func(t *testing.T, m *memory, s *Sender) {
+				asked := 0
+				m.fail = func(o berth.Outgoing) error {
+					if o.Text != "x" {
+						return nil
+					}
+					asked++
+					return fmt.Errorf("send: %w", berth.Errorf(kind, "not to this chat"))
+				}
+				m.add("a", "x")
+				m.add("a", "y")
+				s.Wake("a")
+				time.Sleep(time.Hour)
+				want(t, "sent", m.got(), "[y]")
+				want(t, "row", join(asked, m.rows[0].Attempts, m.rows[0].State, m.rows[0].Error), "1 1 dead send: not to this chat")
+			})
+		})
+	}
+}
+
+// DL-07: what a daemon left behind, the next one finds.
+func TestDL07UndeliveredAreFound(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		for _, x := range []string{"a1", "b1", "a2"} {
+			m.add(x[:1], x)
+		}
+		m.rows[0].State = berth.OutSent
+		if err := s.WakeAll(t.Context()); err != nil {
+			t.Error(err)
+		}
+		synctest.Wait()
+		slices.Sort(m.sent)
+		want(t, "sent", m.got(), "[a2 b1]")
+	})
+}
+
+// DL-08: a chat that fails holds up itself only, and keeps its order.
+func TestDL08FailureHoldsOneChat(t *testing.T) {
 	play(t, func(t *testing.T, m *memory, s *Sender) {
 		failed := false
 		m.fail = func(o berth.Outgoing) error {
@@ -177,6 +274,53 @@ func TestDL05FailureHoldsOneChat(t *testing.T) {
 		want(t, "at first", m.got(), "[b1]")
 		time.Sleep(time.Minute)
 		want(t, "after a minute", m.got(), "[b1 a1 a2]")
+	})
+}
+
+// A store that is broken too does not take an attempt away: nothing is sent
+// until it took what came of the last one.
+func TestFailureIsMarkedBeforeTheNextAttempt(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		start := time.Now()
+		var at []time.Duration
+		m.fail = func(berth.Outgoing) error { at = append(at, time.Since(start)); return errors.New("no") }
+		left := 70
+		m.marks = func() error {
+			if left--; left >= 0 {
+				return errors.New("disk")
+			}
+			return nil
+		}
+		m.add("a", "x")
+		s.Wake("a")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		want(t, "attempts at", fmt.Sprint(at), "[0s 1m10s 3m10s]")
+	})
+}
+
+// An attempt under way at a kill is repeated under the same id.
+func TestKillRepeatsUnderTheSameID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &memory{}
+		var ids []string
+		m.fail = func(o berth.Outgoing) error { ids = append(ids, o.MessageID); return nil }
+		m.add("a", "x")
+		killed := errors.New("killed")
+		m.marks = func() error { return killed }
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range 2 {
+			s := New(m, m, zaptest.NewLogger(t))
+			if err := s.WakeAll(t.Context()); err != nil {
+				t.Error(err)
+			}
+			synctest.Wait()
+			s.Shutdown(ended)
+			m.marks = nil
+		}
+		want(t, "sent as", fmt.Sprint(ids), "[m1 m1]")
+		want(t, "row", join(m.rows[0].State, m.rows[0].Attempts), "sent 0")
 	})
 }
 
@@ -202,18 +346,6 @@ func TestW04OfflineHoldsTheText(t *testing.T) {
 			t.Error(err)
 		}
 		want(t, "sent", m.got(), "[x]")
-	})
-}
-
-// A text whose mark was lost is sent again: the channel folds it by its id.
-func TestMarkIsRepeatedBySending(t *testing.T) {
-	play(t, func(t *testing.T, m *memory, s *Sender) {
-		lost := errors.New("disk")
-		m.marks = func() error { err := lost; lost = nil; return err }
-		m.add("a", "x")
-		s.Wake("a")
-		time.Sleep(time.Minute)
-		want(t, "sent", m.got(), "[x x]")
 	})
 }
 
@@ -266,3 +398,6 @@ func TestShutdownDoesNotWaitForARetry(t *testing.T) {
 		want(t, "took", fmt.Sprint(time.Since(start)), "0s")
 	})
 }
+
+// join returns its arguments with spaces between.
+func join(args ...any) string { return strings.TrimSpace(fmt.Sprintln(args...)) }

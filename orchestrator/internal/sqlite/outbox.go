@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"time"
 
 	"berth/orchestrator/internal/berth"
@@ -56,18 +57,24 @@ func (db *DB) OutboxChats(ctx context.Context) ([]string, error) {
 	return out, explain(rows.Err())
 }
 
+const outColumns = `id, chat_jid, key, kind, text, message_id, answers_to, state, attempts, not_before, created_at, error`
+
+func scanOutgoing(scan func(...any) error) (o berth.Outgoing, err error) {
+	var notBefore int64
+	var created string
+	err = scan(&o.ID, &o.ChatJID, &o.Key, &o.Kind, &o.Text, &o.MessageID, &o.AnswersTo, &o.State, &o.Attempts, &notBefore, &created, &o.Error)
+	o.NotBefore, o.CreatedAt = parseMilli(notBefore), parseTime(created)
+	return o, err
+}
+
 // NextOutgoing returns the oldest text that a chat still has to get; ok is
 // false if there is none. Later ones wait for it, whatever its NotBefore.
 func (db *DB) NextOutgoing(ctx context.Context, chatJID string) (o berth.Outgoing, ok bool, err error) {
-	var notBefore int64
-	var created string
-	err = db.read.QueryRowContext(ctx, `SELECT id, chat_jid, key, kind, text, message_id, answers_to, state, attempts, not_before, created_at, error
-		FROM outbox WHERE chat_jid = ? AND state = 'pending' ORDER BY id LIMIT 1`, chatJID).
-		Scan(&o.ID, &o.ChatJID, &o.Key, &o.Kind, &o.Text, &o.MessageID, &o.AnswersTo, &o.State, &o.Attempts, &notBefore, &created, &o.Error)
+	o, err = scanOutgoing(db.read.QueryRowContext(ctx, `SELECT `+outColumns+`
+		FROM outbox WHERE chat_jid = ? AND state = 'pending' ORDER BY id LIMIT 1`, chatJID).Scan)
 	if errors.Is(err, sql.ErrNoRows) {
-		return o, false, nil
+		return berth.Outgoing{}, false, nil
 	}
-	o.NotBefore, o.CreatedAt = parseMilli(notBefore), parseTime(created)
 	return o, err == nil, explain(err)
 }
 
@@ -93,7 +100,66 @@ func (db *DB) MarkFailed(ctx context.Context, id int64, reason string, retryAt t
 
 // OutboxCounts returns how many texts wait to be sent and how many were given up.
 func (db *DB) OutboxCounts(ctx context.Context) (pending, dead int, err error) {
-	err = db.read.QueryRowContext(ctx, `SELECT count(*) FILTER (WHERE state = 'pending'), count(*) FILTER (WHERE state = 'dead')
-		FROM outbox WHERE state IN ('pending', 'dead')`).Scan(&pending, &dead)
+	// Each count reads an index of few rows; the outbox itself keeps what was sent.
+	err = db.read.QueryRowContext(ctx, `SELECT (SELECT count(*) FROM outbox WHERE state = 'pending'),
+		(SELECT count(*) FROM outbox WHERE state = 'dead')`).Scan(&pending, &dead)
 	return pending, dead, explain(err)
+}
+
+// DeadLetters returns the newest texts that were given up, newest first: for
+// which chat, and in Error why.
+func (db *DB) DeadLetters(ctx context.Context, limit int) ([]berth.Outgoing, error) {
+	rows, err := db.read.QueryContext(ctx, `SELECT `+outColumns+` FROM outbox WHERE state = 'dead' ORDER BY id DESC LIMIT ?`, limit)
+	if err != nil {
+		return nil, explain(err)
+	}
+	out, err := collectOutgoing(rows)
+	return out, explain(err)
+}
+
+func collectOutgoing(rows *sql.Rows) ([]berth.Outgoing, error) {
+	defer rows.Close()
+	var out []berth.Outgoing
+	for rows.Next() {
+		o, err := scanOutgoing(rows.Scan)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, o)
+	}
+	return out, rows.Err()
+}
+
+// maxUndelivered bounds what a prompt has to say about texts that were given up.
+const maxUndelivered = 10
+
+// Undelivered returns, once each and oldest first, the texts of a chat that were
+// given up, so that its agent can be told. Of more than ten it returns the
+// newest and takes the others as told.
+func (db *DB) Undelivered(ctx context.Context, chatJID string) (out []berth.Outgoing, err error) {
+	// Nearly always there is none, and nothing to wait for the disk for.
+	var some bool
+	err = db.read.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM outbox WHERE chat_jid = ? AND state = 'dead' AND told = 0)`, chatJID).Scan(&some)
+	if err != nil || !some {
+		return nil, explain(err)
+	}
+	err = db.writer.do(ctx, func(t *tx) error {
+		out, err = t.undelivered(chatJID)
+		return err
+	})
+	return out, err
+}
+
+func (t *tx) undelivered(chatJID string) ([]berth.Outgoing, error) {
+	rows, err := t.query(`SELECT `+outColumns+` FROM outbox
+		WHERE chat_jid = ? AND state = 'dead' AND told = 0 ORDER BY id DESC LIMIT ?`, chatJID, maxUndelivered)
+	if err != nil {
+		return nil, err
+	}
+	out, err := collectOutgoing(rows)
+	if err != nil {
+		return nil, err
+	}
+	slices.Reverse(out)
+	return out, t.exec(`UPDATE outbox SET told = 1 WHERE chat_jid = ? AND state = 'dead' AND told = 0`, chatJID)
 }

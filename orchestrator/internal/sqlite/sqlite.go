@@ -40,6 +40,9 @@ type Changed func(chatJID string, outgoing bool)
 // Open opens the store at path, making it if it does not exist, and brings its
 // schema up to date. The caller closes the DB.
 func Open(ctx context.Context, path string, changed Changed) (*DB, error) {
+	if err := checkStore(ctx, path); err != nil {
+		return nil, fmt.Errorf("open the store %s: %w", path, explain(err))
+	}
 	// SQLite would make it readable for everybody; it holds people's chats.
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -123,6 +126,12 @@ func (db *DB) Close() error {
 
 // explain gives a person's words to the failures of a disk.
 func explain(err error) error {
+	if _, ok := errors.AsType[*berth.Error](err); ok {
+		return err
+	}
+	if damaged(err) {
+		return berth.Errorf(berth.Invalid, "the store is damaged: put a backup in its place with \"berth restore FILE\" (%w)", err)
+	}
 	e, ok := errors.AsType[*sqlite.Error](err)
 	if !ok {
 		return err
@@ -132,8 +141,6 @@ func explain(err error) error {
 		return berth.Errorf(berth.Unavailable, "the disk is full: free some space, nothing was lost (%w)", err)
 	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM:
 		return berth.Errorf(berth.Unavailable, "the store is not writable: check the rights of the store folder (%w)", err)
-	case sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB:
-		return berth.Errorf(berth.Invalid, "the store is damaged: put a backup in its place (%w)", err)
 	case sqlite3.SQLITE_IOERR:
 		return berth.Errorf(berth.Unavailable, "the disk does not answer properly (%w)", err)
 	}

@@ -61,6 +61,14 @@ func FuzzVisible(f *testing.F) {
 	})
 }
 
+func splitTexts(text string, limit int) []string {
+	var out []string
+	for _, p := range split(text, limit) {
+		out = append(out, p.text())
+	}
+	return out
+}
+
 func TestSplit(t *testing.T) {
 	for _, c := range []struct {
 		id, in string
@@ -71,30 +79,105 @@ func TestSplit(t *testing.T) {
 		{"SP-01 paragraphs", "one two\n\nthree four", 12, []string{"one two", "three four"}},
 		{"SP-01 lines", "one two\nthree", 10, []string{"one two", "three"}},
 		{"words", "one two three", 9, []string{"one two", "three"}},
+		{"the gap takes no room", "one two three", 7, []string{"one two", "three"}},
 		{"an early line is no reason", "a\nbbbb cccc", 9, []string{"a\nbbbb", "cccc"}},
+		{"a paragraph before a later line", "aaaa\n\nbbbb\ncc", 12, []string{"aaaa\n\nbbbb", "cc"}},
 		{"characters, not bytes", "ééééé", 5, []string{"ééééé"}},
 		{"empty", "  \n ", 5, nil},
+		{"indentation stays", "one two\n  three", 10, []string{"one two", "  three"}},
+		{"one character", "a b\nc", 1, []string{"a", "b", "c"}},
+
+		{"fits with a fence", "a\n```go\nb\n```", 20, []string{"a\n```go\nb\n```"}},
+		{"before a block", "some words\n```\ncode\n```", 20, []string{"some words", "```\ncode\n```"}},
+		{"before a block rather than in it", "words\n```\ncode\ncode\n```", 20, []string{"words", "```\ncode\ncode\n```"}},
+		{"after a block", "```\ncode\n```\nsome words", 20, []string{"```\ncode\n```", "some words"}},
+		{"a paragraph before a fence", "some long words\n\n```\na\n```\nb c d", 26, []string{"some long words", "```\na\n```\nb c d"}},
+		{"in a block", "```go\none one\n  two two\nthree\n```", 27, []string{"```go\none one\n  two two\n```", "```go\nthree\n```"}},
+		{"empty lines are no paragraph in a block", "```\na\n\nbbbbbbbb\nccccccc\n```", 20, []string{"```\na\n\nbbbbbbbb\n```", "```\nccccccc\n```"}},
+		{"too large a block for sparing it", "one\n~~~\naaaaa\nbbbbb\nccccc\nddddd\n~~~", 22, []string{"one\n~~~\naaaaa\n~~~", "~~~\nbbbbb\nccccc\n~~~", "~~~\nddddd\n~~~"}},
+		{"a longer fence holds a shorter", "`````\n```\na\n```\nb\n`````\nc d e f", 24, []string{"`````\n```\na\n```\nb\n`````", "c d e f"}},
+		{"never closed", "```go\none one one\ntwo two two\nthree", 26, []string{"```go\none one one\n```", "```go\ntwo two two\nthree"}},
+		{"a word in a block", "```\naaa bbb ccc ddd\n```", 16, []string{"```\naaa bbb\n```", "```\nccc ddd\n```"}},
+		{"anywhere in a block", "```\naaaaaaaaaaaaaaaa\n```", 16, []string{"```\naaaaaaaa\n```", "```\naaaaaaaa\n```"}},
+		{"indented", "- x\n  ```\n  aaaaa\n  bbbbb\n  ccccc\n  ```", 28, []string{"- x\n  ```\n  aaaaa\n  ```", "  ```\n  bbbbb\n  ccccc\n  ```"}},
+		{"in a line it is no fence", "```a``` bbbbbb ```c``` dddddd", 16, []string{"```a``` bbbbbb", "```c``` dddddd"}},
+		{"a fence that could not be opened again is text", strings.Repeat("`", 20), 12, []string{strings.Repeat("`", 12), strings.Repeat("`", 8)}},
 	} {
-		equal(t, c.id, split(c.in, c.limit), c.want)
+		got := splitTexts(c.in, c.limit)
+		equal(t, c.id, got, c.want)
+		for _, p := range got {
+			if utf8.RuneCountInString(p) > c.limit {
+				t.Errorf("%s: %q is longer than %d", c.id, p, c.limit)
+			}
+		}
 	}
-	if got := split(strings.Repeat("x", 100), 30); len(got) != 4 || strings.Join(got, "") != strings.Repeat("x", 100) {
+	if got := splitTexts(strings.Repeat("x", 100), 30); len(got) != 4 || strings.Join(got, "") != strings.Repeat("x", 100) {
 		t.Errorf("SP-01 hard cut: %q", got)
 	}
+	equal(t, "SP-01 3500 characters", len(Split(strings.Repeat("é", 3500))), 1)
+	equal(t, "SP-01 3501 characters", len(Split(strings.Repeat("é", 3501))), 2)
 }
 
 func FuzzSplit(f *testing.F) {
 	f.Add("one two\n\nthree", uint16(5))
 	f.Add("\xff\xfe é", uint16(1))
+	f.Add("a\n```go\nfunc main() {\n\tprintln(1)\n}\n```\nb\n\nc", uint16(20))
+	f.Add("~~~~\n```\nx\n~~~~\ny", uint16(14))
+	f.Add("  ````md\n\n\n ```\n``````   \nx   \n  \n\ny", uint16(17))
+	f.Add("```      \n\n\taaaaaaaaaaaaaaaaaaaax", uint16(11))
+	f.Add("```\naaaa aaaa ```\n```` ~~~ ```\n~~~x", uint16(12))
 	f.Fuzz(func(t *testing.T, text string, most uint16) {
 		limit := 1 + int(most)
 		pieces := split(text, limit)
-		bare := func(s string) string { return strings.Join(strings.Fields(s), "") }
-		if bare(strings.Join(pieces, "")) != bare(text) {
-			t.Errorf("%q: %q", text, pieces)
+		rest, reopened := text, ""
+		for i, p := range pieces {
+			if n := utf8.RuneCountInString(p.text()); n > limit {
+				t.Errorf("%q has %d characters, more than %d", p.text(), n, limit)
+			}
+			// The text is the bodies, in order, with white space between them.
+			at := strings.Index(rest, p.body)
+			for at < 0 || strings.TrimSpace(rest[:at]) != "" {
+				t.Fatalf("%q is not what follows: %q", p.body, rest)
+			}
+			rest = rest[at+len(p.body):]
+			// A piece opens what was open, and leaves nothing open unless it is the last.
+			in := fence{}
+			if p.open != "" {
+				in = in.after(strings.TrimSuffix(p.open, "\n"), limit)
+			}
+			if in.mark != reopened || (p.open != "") != (reopened != "") {
+				t.Errorf("piece %d opens %q after %q", i, p.open, reopened)
+			}
+			if reopened = strings.TrimPrefix(p.end, "\n"); reopened != "" && i == len(pieces)-1 {
+				t.Errorf("the last piece adds %q", p.end)
+			}
 		}
-		for _, p := range pieces {
-			if utf8.RuneCountInString(p) > limit {
-				t.Errorf("%q has more than %d characters", p, limit)
+		if strings.TrimSpace(rest) != "" {
+			t.Errorf("lost: %q", rest)
+		}
+	})
+}
+
+// Where lines are short enough to be cut between, each piece but the last has
+// all its fences closed, as a reader of that piece alone sees them.
+func FuzzSplitClosesFences(f *testing.F) {
+	f.Add([]byte("abcdefghijklmnop"))
+	f.Add([]byte{0, 1, 2, 3, 9, 9, 9, 9, 9, 9, 5, 5, 5, 4})
+	lines := []string{"```go", "```", "````", "~~~", "~~~~ md", "", "x", "  y = 1", "some words", "a line that is longer", "  ```", "   "}
+	f.Fuzz(func(t *testing.T, which []byte) {
+		var text []string
+		for _, b := range which {
+			text = append(text, lines[int(b)%len(lines)])
+		}
+		const limit = 80
+		pieces := splitTexts(strings.Join(text, "\n"), limit)
+		for i, p := range pieces {
+			in := fence{}
+			for line := range strings.SplitSeq(p, "\n") {
+				in = in.after(line, limit)
+			}
+			if in.mark != "" && i < len(pieces)-1 {
+				t.Errorf("piece %d of %q leaves %q open", i, pieces, in.mark)
 			}
 		}
 	})

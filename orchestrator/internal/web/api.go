@@ -99,6 +99,21 @@ type NewGroup struct {
 	Container       berth.ContainerConfig `json:"container"`
 }
 
+// NewBackup is the body of POST /v1/backup.
+type NewBackup struct {
+	File    string `json:"file"`              // absolute: the daemon writes it, with its own rights
+	Replace bool   `json:"replace,omitempty"` // an existing file
+}
+
+// Backup is the answer of POST /v1/backup: the file is written and checked.
+type Backup struct {
+	File     string     `json:"file"`
+	Bytes    int64      `json:"bytes"`
+	Messages int        `json:"messages"`
+	Groups   int        `json:"groups"`
+	Newest   *time.Time `json:"newest,omitempty"` // of the newest message
+}
+
 // NewMessage is the body of POST /v1/messages.
 type NewMessage struct {
 	Group  string `json:"group"`

@@ -66,6 +66,11 @@ func (c *Client) StopDaemon(ctx context.Context) error {
 	return err
 }
 
+// Backup makes the daemon write a backup of the store.
+func (c *Client) Backup(ctx context.Context, b NewBackup) (Backup, error) {
+	return call[Backup](ctx, c, "POST", "/v1/backup", b)
+}
+
 // Send stores a message as if it had been written in the group's chat.
 func (c *Client) Send(ctx context.Context, m NewMessage) (Accepted, error) {
 	return call[Accepted](ctx, c, "POST", "/v1/messages", m)

@@ -26,6 +26,7 @@ type Backend interface {
 	RemoveGroup(ctx context.Context, folder string) error
 	StopGroup(ctx context.Context, folder string) (stopped bool, err error)
 	StopDaemon() // does not wait
+	Backup(context.Context, NewBackup) (Backup, error)
 	Send(context.Context, NewMessage) (Accepted, error)
 	// Answer waits up to wait for the state to leave AnswerPending.
 	Answer(ctx context.Context, seq int64, wait time.Duration) (Answer, error)
@@ -111,6 +112,13 @@ func handler(b Backend, log *zap.Logger) http.Handler {
 	handle("POST /v1/stop", func(*http.Request) (any, error) {
 		b.StopDaemon()
 		return struct{}{}, nil
+	})
+	handle("POST /v1/backup", func(r *http.Request) (any, error) {
+		in, err := decode[NewBackup](r)
+		if err != nil {
+			return nil, err
+		}
+		return b.Backup(r.Context(), in)
 	})
 	handle("POST /v1/messages", func(r *http.Request) (any, error) {
 		in, err := decode[NewMessage](r)

@@ -35,6 +35,9 @@ func (b *backend) AddGroup(_ context.Context, g NewGroup) (Group, error) {
 func (b *backend) RemoveGroup(context.Context, string) error           { return b.err }
 func (b *backend) StopGroup(_ context.Context, f string) (bool, error) { return f == "a/b", b.err }
 func (b *backend) StopDaemon()                                         { b.stopped = true }
+func (b *backend) Backup(_ context.Context, in NewBackup) (Backup, error) {
+	return Backup{File: in.File}, b.err
+}
 func (b *backend) Send(_ context.Context, m NewMessage) (Accepted, error) {
 	b.sent = m
 	return Accepted{Seq: 3, Wakes: true}, b.err
@@ -98,6 +101,8 @@ func TestCalls(t *testing.T) {
 	check("remove", nil, nil, c.RemoveGroup(ctx, "x"))
 	stopped, err := c.StopGroup(ctx, "a/b")
 	check("stop, with the name as it is", stopped, true, err)
+	backup, err := c.Backup(ctx, NewBackup{File: "/b"})
+	check("backup", backup, Backup{File: "/b"}, err)
 	a, err := c.Send(ctx, NewMessage{Group: "a", Text: "t", ID: "i"})
 	check("send", a, Accepted{Seq: 3, Wakes: true}, err)
 	check("sent", b.sent, NewMessage{Group: "a", Text: "t", ID: "i"}, nil)
@@ -164,6 +169,7 @@ func TestBadRequests(t *testing.T) {
 	}{
 		{"POST", "/v1/messages", `{"group":"a","unknown":1}`, 400},
 		{"POST", "/v1/messages", `{`, 400},
+		{"POST", "/v1/backup", `{"path":"/b"}`, 400},
 		{"POST", "/v1/messages", `{"text":"` + strings.Repeat("x", maxBody) + `"}`, 400},
 		{"GET", "/v1/messages/x/answer", ``, 400},
 		{"GET", "/v1/messages/1/answer?wait=x", ``, 400},
