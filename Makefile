@@ -48,6 +48,10 @@ vuln: ## known vulnerabilities (needs the network)
 crash: engine ## kill the daemon at each step of a message, 5 times each, and count what is lost or doubled
 	$(GO) test -tags docker,crash -count 1 -timeout 30m -v -run 'TestCrash$$' ./orchestrator -args -times $(or $(TIMES),5) | grep -v '_test.go:.*daemon:'
 
+.PHONY: soak
+soak: engine build ## a storm of kills on a hundred groups for MINUTES=20, with an auditor; writes docs/reliability.md
+	$(GO) run ./orchestrator/soak -berth $(BIN)/berth -minutes $(or $(MINUTES),20) -out docs/reliability.md
+
 .PHONY: fuzz
 fuzz: ## fuzz everything that strangers write, SECONDS=60 each
 	@for pkg in $$($(GO) list $(PACKAGES)); do \
