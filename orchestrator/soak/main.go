@@ -118,7 +118,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer func() { err = errors.Join(err, s.cleanUp(*keep && found > 0)) }()
 
 	length := time.Duration(*minutes * float64(time.Minute))
-	r := &report{at: s.begun, minutes: *minutes, seed: *seed, cores: runtime.NumCPU(), memory: memory(), engine: info.Version, kinds: make(map[string]int)}
+	r := &report{at: s.begun, minutes: *minutes, seed: *seed, rate: *rate, cores: runtime.NumCPU(), memory: memory(), engine: info.Version, kinds: make(map[string]int)}
 	if err := s.play(ctx, length, r); err != nil {
 		if ctx.Err() != nil {
 			err = errors.New("interrupted")

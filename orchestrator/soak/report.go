@@ -18,6 +18,7 @@ type report struct {
 	took    time.Duration
 	minutes float64
 	seed    uint64
+	rate    float64
 	cores   int
 	memory  int64
 	engine  string
@@ -46,7 +47,7 @@ func (r *report) markdown() string {
 	var out strings.Builder
 	fmt.Fprintf(&out, `# Reliability
 
-Written by `+"`go run ./orchestrator/soak -minutes %g -seed %d`"+` on %s: %d cores and %.0f GB of memory, Docker engine
+Written by `+"`go run ./orchestrator/soak -minutes %g -seed %d -rate %g`"+` on %s: %d cores and %.0f GB of memory, Docker engine
 %s. %d groups on %d slots wrote for %g minutes to the real daemon with real containers, while containers and the daemon
 were killed and the way to the engine was cut; with the time to settle it took %.0f s.
 
@@ -79,7 +80,7 @@ were killed and the way to the engine was cut; with the time to settle it took %
 | threads, early → end | %d → %d | |
 | resident memory, early → end | %.1f → %.1f MB | |
 
-`, r.minutes, r.seed, r.at.Format(time.DateOnly), r.cores, float64(r.memory)/1e9, r.engine, groups, slots, r.minutes, r.took.Seconds(),
+`, r.minutes, r.seed, r.rate, r.at.Format(time.DateOnly), r.cores, float64(r.memory)/1e9, r.engine, groups, slots, r.minutes, r.took.Seconds(),
 		r.counts.containers, r.counts.daemons, r.counts.cuts,
 		r.sent, r.answered, r.silent, r.cut, r.expected, r.givenUp, r.unanswered, r.lost, r.doubled, r.disordered, r.uncalled,
 		r.slots, r.containers, r.deaths, len(r.early.files), len(r.late.files), moreFiles, r.early.threads, r.late.threads,

@@ -116,8 +116,13 @@ func (s *soak) say(ctx context.Context, c *chat, k kind) {
 			m.seq = a.Seq
 			return
 		}
+		if ctx.Err() != nil {
+			return
+		}
 		if e, ok := errors.AsType[*berth.Error](err); !ok || e.Kind != berth.Unavailable {
+			// Repeating it cannot help; the auditor will miss it.
 			fmt.Fprintf(s.out, "post %s: %v\n", m.token, err)
+			return
 		}
 		if !pause(ctx, 20*time.Millisecond) {
 			return
