@@ -166,6 +166,9 @@ type Batch struct {
 	Input    bool // delivered as an input file, not on stdin
 	Messages []Message
 	Omitted  int // older messages left out of Messages for size
+	// Texts for the chat that were given up since the last batch, oldest first;
+	// of many the newest.
+	Undelivered []Outgoing
 }
 
 // OutState says how far an outgoing text came.
@@ -270,7 +273,8 @@ type Ending struct {
 	RunID       string
 	At          time.Time
 	ExitCode    int
-	Error       string // empty: the run did what was asked
+	Taken       []string // ids of batches that the run took, though no ack said so
+	Error       string   // empty: the run did what was asked
 	Class       string
 	DropSession bool
 	Uncounted   bool            // nobody's fault: not an attempt

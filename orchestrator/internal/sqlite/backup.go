@@ -301,7 +301,7 @@ func (db *DB) dropPending(ctx context.Context) error {
 			return err
 		}
 		// Their agents are not told, or they might say it again.
-		return t.exec(`UPDATE outbox SET state = 'dead', told = 1, error = 'dropped when a backup was restored' WHERE state = 'pending'`)
+		return t.exec(`UPDATE outbox SET state = 'dead', told = -1, error = 'dropped when a backup was restored' WHERE state = 'pending'`)
 	})
 }
 

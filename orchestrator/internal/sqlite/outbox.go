@@ -20,7 +20,7 @@ func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 				if _, err := t.get([]any{&o.AnswersTo}, `SELECT coalesce(max(to_seq), 0) FROM batches WHERE chat_jid = ? AND state IN ('sent', 'consumed')`, o.ChatJID); err != nil {
 					return err
 				}
-				if err := t.exec(`UPDATE batches SET answered = 1 WHERE chat_jid = ? AND state = 'consumed'`, o.ChatJID); err != nil {
+				if err := t.exec(`UPDATE batches SET answered = 1 WHERE chat_jid = ? AND state IN ('sent', 'consumed')`, o.ChatJID); err != nil {
 					return err
 				}
 			}
@@ -133,33 +133,29 @@ func collectOutgoing(rows *sql.Rows) ([]berth.Outgoing, error) {
 // maxUndelivered bounds what a prompt has to say about texts that were given up.
 const maxUndelivered = 10
 
-// Undelivered returns, once each and oldest first, the texts of a chat that were
-// given up, so that its agent can be told. Of more than ten it returns the
-// newest and takes the others as told.
-func (db *DB) Undelivered(ctx context.Context, chatJID string) (out []berth.Outgoing, err error) {
-	// Nearly always there is none, and nothing to wait for the disk for.
-	var some bool
-	err = db.read.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM outbox WHERE chat_jid = ? AND state = 'dead' AND told = 0)`, chatJID).Scan(&some)
-	if err != nil || !some {
-		return nil, explain(err)
-	}
-	err = db.writer.do(ctx, func(t *tx) error {
-		out, err = t.undelivered(chatJID)
+// tell gives a batch the texts of its chat that were given up and that the agent
+// was not told of. Of many it takes the newest, and the others as told.
+func (t *tx) tell(b *berth.Batch) error {
+	n, err := t.execN(`UPDATE outbox SET told = ? WHERE chat_jid = ? AND state = 'dead' AND told = 0`, b.ID, b.ChatJID)
+	if err != nil || n == 0 {
 		return err
-	})
-	return out, err
+	}
+	return t.undelivered(b)
 }
 
-func (t *tx) undelivered(chatJID string) ([]berth.Outgoing, error) {
+// undelivered reads what tell gave to a batch.
+func (t *tx) undelivered(b *berth.Batch) error {
 	rows, err := t.query(`SELECT `+outColumns+` FROM outbox
-		WHERE chat_jid = ? AND state = 'dead' AND told = 0 ORDER BY id DESC LIMIT ?`, chatJID, maxUndelivered)
+		WHERE chat_jid = ? AND state = 'dead' AND told = ? ORDER BY id DESC LIMIT ?`, b.ChatJID, b.ID, maxUndelivered)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	out, err := collectOutgoing(rows)
-	if err != nil {
-		return nil, err
-	}
-	slices.Reverse(out)
-	return out, t.exec(`UPDATE outbox SET told = 1 WHERE chat_jid = ? AND state = 'dead' AND told = 0`, chatJID)
+	b.Undelivered, err = collectOutgoing(rows)
+	slices.Reverse(b.Undelivered)
+	return err
+}
+
+// untell takes back what a batch was given that came to nothing.
+func (t *tx) untell(b berth.Batch) error {
+	return t.exec(`UPDATE outbox SET told = 0 WHERE chat_jid = ? AND state = 'dead' AND told = ?`, b.ChatJID, b.ID)
 }

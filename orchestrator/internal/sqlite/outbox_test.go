@@ -75,30 +75,46 @@ func TestDL04DeadLetters(t *testing.T) {
 	diff(t, "counts", []int{pending, dead}, []int{1, 3})
 }
 
-// W34: the agent of a chat is told once of each of its texts that was given up.
+// W34: the agent of a chat is told once of each of its texts that was given up,
+// with the next batch that it takes.
 func TestW34UndeliveredIsToldOnce(t *testing.T) {
 	db := open(t)
-	told := func(jid string) string {
+	next := func(run string) string {
 		t.Helper()
-		out, err := db.Undelivered(t.Context(), jid)
-		check(t, err)
-		return outTexts(out)
+		say(t, db, "m-"+run, "@Andy hello", true)
+		return outTexts(begin(t, db, run).Undelivered)
 	}
-	diff(t, "at first", told("a"), "")
-	kill(t, db, "a", "1")
+	diff(t, "at first", next("r1"), "")
+	kill(t, db, chat, "1")
 	kill(t, db, "b", "2")
-	kill(t, db, "a", "3")
-	post(t, db, "a", "pending")
-	diff(t, "a", told("a"), "a 1: no such chat, a 3: no such chat")
-	diff(t, "a again", told("a"), "")
-	diff(t, "b", told("b"), "b 2: no such chat")
+	kill(t, db, chat, "3")
+	pending := post(t, db, chat, "pending")
+	say(t, db, "m1", "@Andy more", true)
+	b, ok, err := db.NextBatch(t.Context(), "r1", chat)
+	check(t, err)
+	const both = chat + " 1: no such chat, " + chat + " 3: no such chat"
+	check(t, db.MarkSent(t.Context(), pending.ID))
+	diff(t, "follow-up", []any{ok, outTexts(b.Undelivered)}, []any{true, both})
+	open, err := db.OpenBatches(t.Context(), "r1")
+	check(t, err)
+	diff(t, "when it is sent again", []string{outTexts(open[0].Undelivered), outTexts(open[1].Undelivered)}, []string{"", both})
+
+	_, err = db.FinishRun(t.Context(), berth.Ending{RunID: "r1", At: time.Now(), Error: "killed", Backoff: policy})
+	check(t, err)
+	diff(t, "after a run that took nothing", next("r2"), both)
+	check(t, db.Commit(t.Context(), berth.Progress{RunID: "r2", Acked: []string{"m-r2"}, TurnEnded: true}))
+	_, err = db.FinishRun(t.Context(), berth.Ending{RunID: "r2", At: time.Now()})
+	check(t, err)
+	diff(t, "after a run that took it", next("r3"), "")
+	_, err = db.FinishRun(t.Context(), berth.Ending{RunID: "r3", At: time.Now(), Error: "killed", Backoff: policy})
+	check(t, err)
+
 	for i := range 12 {
-		kill(t, db, "c", fmt.Sprint(i))
+		kill(t, db, chat, fmt.Sprint("many ", i))
 	}
-	if got := told("c"); !strings.HasPrefix(got, "c 2: ") || !strings.HasSuffix(got, "c 11: no such chat") {
+	if got := next("r4"); !strings.HasPrefix(got, chat+" many 2: ") || !strings.HasSuffix(got, " many 11: no such chat") {
 		t.Errorf("of many: got %s", got)
 	}
-	diff(t, "c again", told("c"), "")
 	out, err := db.DeadLetters(t.Context(), 100)
 	check(t, err)
 	diff(t, "the operator still sees", len(out), 15)

@@ -91,6 +91,9 @@ func (t *tx) claim(runID, chatJID string, input bool) (b berth.Batch, ok bool, e
 	t.touch(chatJID)
 	_, err = t.get([]any{&b.ID}, `INSERT INTO batches (run_id, chat_jid, from_seq, to_seq, ack_id, input, state) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING id`,
 		runID, chatJID, from, to, b.AckID, input, string(b.State))
+	if err == nil {
+		err = t.tell(&b)
+	}
 	return b, err == nil, err
 }
 
@@ -234,7 +237,7 @@ func (db *DB) FinishRun(ctx context.Context, e berth.Ending) (v berth.Verdict, e
 		var last berth.Batch // the last one that is pending again
 		failed := false
 		for _, b := range open {
-			if b.Answered {
+			if b.Answered && (b.State == berth.BatchConsumed || slices.Contains(e.Taken, b.AckID)) {
 				if err := t.exec(`UPDATE batches SET state = 'done' WHERE id = ?`, b.ID); err != nil {
 					return err
 				}
@@ -244,6 +247,9 @@ func (db *DB) FinishRun(ctx context.Context, e berth.Ending) (v berth.Verdict, e
 				continue
 			}
 			if err := t.exec(`UPDATE batches SET state = 'returned' WHERE id = ?`, b.ID); err != nil {
+				return err
+			}
+			if err := t.untell(b); err != nil {
 				return err
 			}
 			last = b
@@ -325,6 +331,9 @@ func (db *DB) OpenBatches(ctx context.Context, runID string) (open []berth.Batch
 		for i := range open {
 			b := &open[i]
 			if b.Messages, err = t.batchMessages(b.ChatJID, b.From, b.To); err != nil {
+				return err
+			}
+			if err := t.undelivered(b); err != nil {
 				return err
 			}
 		}

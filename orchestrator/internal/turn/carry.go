@@ -265,14 +265,12 @@ func (l *loop) acknowledge(ids []string) {
 	}
 }
 
-// implied returns the batches that an output shows to be taken, though no ack
-// said so: the one on stdin, and those whose file is gone.
-func (l *loop) implied() (acked []string) {
+// implied notes what an output shows to be taken, though no ack said so.
+func (l *loop) implied() []string {
+	acked := l.taken()
 	for i := range l.batches {
-		b := &l.batches[i]
-		if b.State == berth.BatchSent && (!b.Input || !l.files.HasInput(b.ID)) {
-			b.State = berth.BatchConsumed
-			acked = append(acked, b.AckID)
+		if slices.Contains(acked, l.batches[i].AckID) {
+			l.batches[i].State = berth.BatchConsumed
 		}
 	}
 	return acked
@@ -299,6 +297,7 @@ func (l *loop) state(state string) {
 // turnEnded commits p as the end of a turn.
 func (l *loop) turnEnded(p berth.Progress) bool {
 	p.TurnEnded = true
+	l.inbox.Drain(l.ctx) // what the agent sent in this turn must not answer the next one
 	if !l.commit(p) {
 		return false
 	}

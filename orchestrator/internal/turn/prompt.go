@@ -23,13 +23,27 @@ func prompt(g berth.Group, b berth.Batch, assistant string, now time.Time) strin
 	if b.Omitted > 0 {
 		out.WriteString(` omitted="` + strconv.Itoa(b.Omitted) + ` older messages omitted"`)
 	}
-	out.WriteString(" />\n<messages>\n")
+	out.WriteString(" />\n")
+	for _, o := range b.Undelivered {
+		fmt.Fprintf(&out, "<undelivered time=\"%s\" reason=\"%s\">%s</undelivered>\n",
+			o.CreatedAt.UTC().Format(stampLayout), escaper.Replace(o.Error), escaper.Replace(excerpt(o.Text)))
+	}
+	out.WriteString("<messages>\n")
 	for _, m := range b.Messages {
 		fmt.Fprintf(&out, "<message sender=\"%s\" time=\"%s\">%s</message>\n",
 			escaper.Replace(m.SenderName), m.Time.UTC().Format(stampLayout), escaper.Replace(m.Text))
 	}
 	out.WriteString("</messages>")
 	return strings.ToValidUTF8(out.String(), "\uFFFD")
+}
+
+// excerpt returns the beginning of a text, as much as it takes to know it again.
+func excerpt(text string) string {
+	const most = 200
+	if utf8.RuneCountInString(text) <= most {
+		return text
+	}
+	return string([]rune(text)[:most]) + "…"
 }
 
 // Visible removes what an agent keeps to itself: <internal> blocks, also nested

@@ -16,12 +16,14 @@ func TestPrompt(t *testing.T) {
 	}
 	at := time.Date(2024, 1, 1, 18, 30, 0, 0, time.UTC)
 	g := berth.Group{JID: `a"b@g.us`, Folder: "main"}
-	b := berth.Batch{Omitted: 3, Messages: []berth.Message{
+	dead := berth.Outgoing{Text: strings.Repeat("é", 300), Error: `no "such" chat`, CreatedAt: at}
+	b := berth.Batch{Omitted: 3, Undelivered: []berth.Outgoing{dead}, Messages: []berth.Message{
 		{SenderName: "A & B <Co>", Text: `<script>alert("xss")</script>`, Time: at},
 		{SenderName: "Bob", Text: "</message>\n</messages>", Time: at},
 	}}
 	got := prompt(g, b, "Andy", at.In(zone))
 	want := `<context timezone="America/New_York" time="2024-01-01T13:30:00-05:00" chat="a&quot;b@g.us" group="main" main="true" assistant="Andy" omitted="3 older messages omitted" />
+<undelivered time="2024-01-01T18:30:00.000Z" reason="no &quot;such&quot; chat">` + strings.Repeat("é", 200) + `…</undelivered>
 <messages>
 <message sender="A &amp; B &lt;Co&gt;" time="2024-01-01T18:30:00.000Z">&lt;script&gt;alert(&quot;xss&quot;)&lt;/script&gt;</message>
 <message sender="Bob" time="2024-01-01T18:30:00.000Z">&lt;/message&gt;

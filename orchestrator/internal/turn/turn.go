@@ -153,6 +153,11 @@ func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) queue
 		}
 		run.Image = ref
 	}
+	c := &carrier{Runner: r, slot: slot, group: g, run: run, log: log}
+	defer c.release()
+	// Before the claim: a request that an earlier run left must not pass for an
+	// answer of this one.
+	unopened := c.open(ctx)
 	batch, ok, err := r.Store.BeginRun(ctx, run)
 	if err != nil {
 		log.Error("begin run", zap.Error(err))
@@ -162,8 +167,10 @@ func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) queue
 		return queue.Result{}
 	}
 	crash.At(crash.Claimed)
-	c := &carrier{Runner: r, slot: slot, group: g, run: run, log: log, batches: []berth.Batch{batch}}
-	defer c.release()
+	c.batches = []berth.Batch{batch}
+	if unopened != nil {
+		return c.finish(ctx, Exit{Code: -1}, unopened)
+	}
 	if err := c.start(ctx, batch); err != nil {
 		return c.finish(ctx, Exit{Code: -1}, err)
 	}
@@ -183,7 +190,10 @@ func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run
 		c.log.Error("adopt: read the batches", zap.Error(err))
 		return later
 	}
-	if err := c.open(ctx, false); err != nil {
+	if err = c.open(ctx); err == nil {
+		err = c.openLog()
+	}
+	if err != nil {
 		c.log.Error("adopt: open the folders", zap.Error(err))
 		return later
 	}
@@ -226,20 +236,21 @@ type failure struct {
 	retryAfter time.Duration
 }
 
-// open opens the run's folders and log.
-func (c *carrier) open(ctx context.Context, fresh bool) (err error) {
+// open opens the run's folders, and takes the requests that lie there.
+func (c *carrier) open(ctx context.Context) (err error) {
 	if c.files, err = c.Tree.Group(c.group.Folder); err != nil {
 		return err
 	}
-	if fresh {
-		if err := c.files.BeginRun(); err != nil {
-			return err
-		}
-	}
-	if c.runLog, err = c.files.OpenRunLog(c.run.ID, c.run.StartedAt, c.MaxOutput); err != nil {
+	if c.inbox, err = c.Requests.Open(ctx, c.group, c.files); err != nil {
 		return err
 	}
-	if c.inbox, err = c.Requests.Open(ctx, c.group, c.files); err != nil {
+	c.inbox.Drain(ctx)
+	return nil
+}
+
+// openLog opens the run's log and shows the run.
+func (c *carrier) openLog() (err error) {
+	if c.runLog, err = c.files.OpenRunLog(c.run.ID, c.run.StartedAt, c.MaxOutput); err != nil {
 		return err
 	}
 	c.show(berth.RunStarting)
@@ -264,7 +275,10 @@ func (c *carrier) release() {
 
 // start makes the container and hands it the first batch.
 func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
-	if err := c.open(ctx, true); err != nil {
+	if err := c.files.BeginRun(); err != nil {
+		return err
+	}
+	if err := c.openLog(); err != nil {
 		return err
 	}
 	verdicts := c.Mounts.Resolve(c.group.Container.AdditionalMounts, c.group.IsMain())
@@ -397,6 +411,7 @@ func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Resu
 		c.inbox.Drain(ctx)
 	}
 	e, f := c.ending(exit, start)
+	e.Taken = c.taken()
 	if start != nil && ctx.Err() != nil {
 		e.Uncounted = true // the daemon shut down in the middle of it
 	}
@@ -425,6 +440,17 @@ func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Resu
 		result.RetryAt = time.Now().Add(engineRetry)
 	}
 	return result
+}
+
+// taken returns the batches without an ack that the runner took all the same:
+// the one on stdin, and those whose file is gone.
+func (c *carrier) taken() (ids []string) {
+	for _, b := range c.batches {
+		if b.State == berth.BatchSent && (!b.Input || c.files != nil && !c.files.HasInput(b.ID)) {
+			ids = append(ids, b.AckID)
+		}
+	}
+	return ids
 }
 
 // ending classifies how the run ended. The failure is nil if it did what was

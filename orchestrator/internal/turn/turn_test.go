@@ -37,8 +37,9 @@ type world struct {
 	queue  *queue.Queue
 	ids    int
 
-	mu     sync.Mutex
-	typing bool
+	mu       sync.Mutex
+	typing   bool
+	requests []string
 }
 
 // play runs fn in a bubble with a new world, and takes it down.
@@ -83,8 +84,26 @@ func (w *world) close() {
 
 // Open implements Requests.
 func (w *world) Open(context.Context, berth.Group, *workspace.Group) (Inbox, error) { return w, nil }
-func (w *world) Drain(context.Context)                                              {}
 func (w *world) Close()                                                             {}
+
+// Drain stores what the agent sent by files, if that is what it does.
+func (w *world) Drain(ctx context.Context) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, text := range w.requests {
+		check(w.t, w.db.AddOutgoing(context.WithoutCancel(ctx), berth.Outgoing{
+			ChatJID: family.JID, Key: "ipc/family/" + text, Kind: berth.OutMessage, Text: text, MessageID: text, CreatedAt: time.Now(), OwnTurn: true,
+		}))
+	}
+	w.requests = nil
+}
+
+// send drops a request; it is not noticed before the next Drain.
+func (w *world) send(text string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.requests = append(w.requests, text)
+}
 
 type noMounts struct{}
 
@@ -683,6 +702,68 @@ func TestLostStream(t *testing.T) {
 		equal(t, "fate", w.fate(seq), berth.Fate{State: berth.FateDone, Texts: []string{"you did not hear this"}, RunID: b.run})
 		equal(t, "state", w.state(), berth.RunIdle)
 		equal(t, "stops", b.stopped(), 0)
+	})
+}
+
+// A follow-up whose ack nobody heard, which was answered by a message that the
+// agent sent, is answered: it does not come again.
+func TestAnsweredUnderALostStream(t *testing.T) {
+	for _, took := range []bool{true, false} {
+		play(t, func(w *world) {
+			w.say("@Andy hello")
+			b := w.started()
+			b.ready()
+			b.turn("hi", "m1")
+			b.lose()
+			seq := w.say("@Andy go")
+			if took {
+				b.take()
+			}
+			w.send("done")
+			w.runner.Requests.(*world).Drain(t.Context())
+			b.end(Exit{Code: 137})
+			f := w.fate(seq)
+			if took {
+				equal(t, "fate", f, berth.Fate{State: berth.FateDone, Texts: []string{"done"}, RunID: b.run})
+				return
+			}
+			time.Sleep(5 * time.Second)
+			equal(t, "untaken, so again", w.started().input.Batch, []string{"m2"})
+		})
+	}
+}
+
+// What an agent sent before its turn ended answers that turn, not the next one.
+func TestLateRequestDoesNotAnswerTheNextTurn(t *testing.T) {
+	play(t, func(w *world) {
+		w.say("@Andy hello")
+		b := w.started()
+		b.ready()
+		b.ack("m1")
+		w.send("late")
+		b.state(protocol.StateIdle)
+		w.say("@Andy more")
+		b.take()
+		b.ack("m2")
+		b.end(Exit{Code: 137})
+		time.Sleep(5 * time.Second)
+		equal(t, "again", w.started().input.Batch, []string{"m2"})
+		equal(t, "outbox", w.outbox(), []string{"late"})
+	})
+}
+
+// A request that an earlier run left is no answer of the next run.
+func TestLeftRequestIsNoAnswer(t *testing.T) {
+	play(t, func(w *world) {
+		w.send("left")
+		w.say("@Andy hello")
+		b := w.started()
+		b.ready()
+		b.ack("m1")
+		b.end(Exit{Code: 137})
+		time.Sleep(5 * time.Second)
+		equal(t, "again", w.started().input.Batch, []string{"m1"})
+		equal(t, "outbox", w.outbox(), []string{"left"})
 	})
 }
 
