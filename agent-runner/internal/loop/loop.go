@@ -50,6 +50,8 @@ type Loop struct {
 	turn     *turn    // nil between turns
 	calls    chan call
 	over     chan struct{} // closed when Run returns
+	touched  time.Time     // the lease's time stamp, by the host's clock
+	seen     time.Time     // when it was last seen to change
 }
 
 // turn is the turn under way. It is the engine.Turn that the engine talks to;
@@ -114,6 +116,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		}
 
 		waiting, closing := l.look()
+		orphaned := l.leaseExpired()
 		switch {
 		case l.turn != nil:
 			l.steer(waiting)
@@ -121,7 +124,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			l.begin(ctx, "", nil, waiting)
 		case closing:
 			return nil
-		case l.leaseExpired():
+		case orphaned:
 			l.Log.Printf("the host has not touched its lease for %v: this run ends", protocol.LeaseExpiry)
 			return nil
 		}
@@ -261,6 +264,8 @@ func (l *Loop) abandon(ctx context.Context) error {
 	}
 }
 
+// leaseExpired reports whether the host has not touched its lease for too long.
+// What counts is when it was seen to change: the clock may be set meanwhile.
 func (l *Loop) leaseExpired() bool {
 	info, err := os.Lstat(l.LeasePath)
 	if err != nil {
@@ -269,7 +274,10 @@ func (l *Loop) leaseExpired() bool {
 		}
 		return false // a host without leases
 	}
-	return time.Since(info.ModTime()) > protocol.LeaseExpiry
+	if l.seen.IsZero() || !info.ModTime().Equal(l.touched) {
+		l.touched, l.seen = info.ModTime(), time.Now()
+	}
+	return time.Since(l.seen) > protocol.LeaseExpiry
 }
 
 // do runs f in the goroutine of Run and returns when it is done, or when the

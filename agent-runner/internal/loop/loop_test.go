@@ -591,31 +591,35 @@ func TestHeartbeatWhileBusy(t *testing.T) {
 	})
 }
 
+// touch touches the lease as a host does whose clock is ahead by some time.
+func (r *run) touch(ahead time.Duration) {
+	r.t.Helper()
+	if err := os.WriteFile(r.loop.LeasePath, nil, 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+	at := time.Now().Add(ahead)
+	if err := os.Chtimes(r.loop.LeasePath, at, at); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 func TestLease(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		agent, gate := gated()
 		r := newRun(t, dir, agent)
-		touch := func() {
-			if err := os.WriteFile(r.loop.LeasePath, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Chtimes(r.loop.LeasePath, time.Now(), time.Now()); err != nil {
-				t.Fatal(err)
-			}
-		}
-		touch()
+		r.touch(0)
 		r.start()
 		time.Sleep(protocol.LeaseExpiry - time.Minute)
 		gate <- nil
 		synctest.Wait()
-		touch()
+		r.touch(0)
 		time.Sleep(protocol.LeaseExpiry)
 		synctest.Wait()
 		if len(r.result) != 0 {
 			t.Fatalf("ended with a fresh lease:\n%s", &r.stderr)
 		}
-		time.Sleep(protocol.LookAgain)
+		time.Sleep(2 * protocol.LookAgain)
 		r.ended(nil)
 		if !strings.Contains(r.stderr.String(), "lease") {
 			t.Errorf("log does not say why:\n%s", &r.stderr)
@@ -628,18 +632,41 @@ func TestLeaseExpiredDuringTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		agent, gate := gated()
 		r := newRun(t, dir, agent)
-		if err := os.WriteFile(r.loop.LeasePath, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(r.loop.LeasePath, time.Now(), time.Now().Add(-protocol.LeaseExpiry-1)); err != nil {
-			t.Fatal(err)
-		}
+		r.touch(0)
 		r.start()
 		r.said("ready", "ack b1", "state busy", `output "first"`)
+		time.Sleep(protocol.LeaseExpiry + 2*protocol.LookAgain)
+		synctest.Wait()
+		if len(r.result) != 0 {
+			t.Fatal("ended in the middle of a turn")
+		}
 		gate <- nil
-		r.said("state idle")
 		r.ended(nil)
 	})
+}
+
+// A clock that is set does not end a run whose host lives.
+func TestLeaseWhenTheClockJumps(t *testing.T) {
+	for _, jump := range []time.Duration{time.Hour, -time.Hour} {
+		dir := t.TempDir()
+		synctest.Test(t, func(t *testing.T) {
+			agent, gate := gated()
+			r := newRun(t, dir, agent)
+			r.touch(jump) // before the jump, or not by our clock
+			r.start()
+			gate <- nil
+			for range 3 {
+				time.Sleep(protocol.LeaseExpiry - protocol.LookAgain)
+				r.touch(0)
+			}
+			synctest.Wait()
+			if len(r.result) != 0 {
+				t.Fatalf("ended after a jump of %v:\n%s", jump, &r.stderr)
+			}
+			time.Sleep(protocol.LeaseExpiry + 2*protocol.LookAgain)
+			r.ended(nil)
+		})
+	}
 }
 
 var errStop = errors.New("stopped by a test")

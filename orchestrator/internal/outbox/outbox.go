@@ -60,6 +60,8 @@ type worker struct {
 	again  bool         // woken since it last looked
 	rhythm *rhythm      // nil: nothing went out lately
 	mark   func() error // what came of an attempt, while the store does not take it
+	due    time.Time    // the NotBefore that it waits for
+	waited bool         // it has waited for due
 }
 
 // New returns a Sender. It sends nothing until Wake or WakeAll.
@@ -138,6 +140,7 @@ func (s *Sender) work(w *worker) {
 		if wait > 0 {
 			select {
 			case <-time.After(wait):
+				w.waited = true
 			case <-s.closing:
 			case <-s.ctx.Done():
 			}
@@ -178,7 +181,11 @@ func (s *Sender) next(w *worker) (wait time.Duration, more bool) {
 	if !ok {
 		return 0, false
 	}
-	if wait := time.Until(o.NotBefore); wait > 0 {
+	// By the wait that was decided at most, and once: the clock may be set back.
+	if !o.NotBefore.Equal(w.due) {
+		w.due, w.waited = o.NotBefore, false
+	}
+	if wait := min(time.Until(o.NotBefore), retryAfter(o.Attempts)); wait > 0 && !w.waited {
 		return wait, true
 	}
 	if wait := w.rhythm.wait(o.Key, time.Now()); wait > 0 {
@@ -206,7 +213,7 @@ func (s *Sender) next(w *worker) (wait time.Duration, more bool) {
 		return 0, false
 	}
 	w.rhythm.out(o.Key, time.Now())
-	retryAt := time.Now().Add(firstRetry << o.Attempts)
+	retryAt := time.Now().Add(retryAfter(o.Attempts + 1))
 	if o.Attempts+1 >= maxAttempts || ok && hopeless(known.Kind) {
 		retryAt = time.Time{}
 		s.log.Error("text given up", zap.String("chat", w.chat), zap.String("key", o.Key), zap.Error(err))
@@ -216,6 +223,11 @@ func (s *Sender) next(w *worker) (wait time.Duration, more bool) {
 	reason := err.Error()
 	w.mark = func() error { return s.store.MarkFailed(ctx, o.ID, reason, retryAt) }
 	return s.marked(w), true
+}
+
+// retryAfter returns how long to wait after so many failed attempts.
+func retryAfter(attempts int) time.Duration {
+	return firstRetry << max(0, attempts-1)
 }
 
 // hopeless reports whether trying again cannot help.

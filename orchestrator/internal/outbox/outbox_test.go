@@ -401,3 +401,31 @@ func TestShutdownDoesNotWaitForARetry(t *testing.T) {
 
 // join returns its arguments with spaces between.
 func join(args ...any) string { return strings.TrimSpace(fmt.Sprintln(args...)) }
+
+// A clock that was set back since a retry was stored, or while it is waited for,
+// does not put it off: the wait is what was decided, and that once.
+func TestRetryWhenTheClockJumpsBack(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		m.add("a", "x")
+		m.rows[0].Attempts = 1
+		m.rows[0].NotBefore = time.Now().Add(time.Hour + firstRetry) // by the clock before
+		s.Wake("a")
+		time.Sleep(firstRetry - time.Second)
+		want(t, "before", m.got(), "[]")
+		time.Sleep(time.Second)
+		want(t, "after the wait", m.got(), "[x]")
+	})
+}
+
+// What still waits for its time is not sent early because the daemon shuts down.
+func TestShutdownDoesNotHurryARetry(t *testing.T) {
+	play(t, func(t *testing.T, m *memory, s *Sender) {
+		m.add("a", "x")
+		m.rows[0].Attempts = 1
+		m.rows[0].NotBefore = time.Now().Add(firstRetry)
+		s.Wake("a")
+		synctest.Wait()
+		s.Shutdown(t.Context())
+		want(t, "sent", m.got(), "[]")
+	})
+}

@@ -18,14 +18,19 @@ const (
 )
 
 // Pending reports whether a chat has a message that should wake its agent and
-// that no live run was given, and when the next attempt is due (zero: now).
+// that no live run was given, and when the next attempt is due (zero: now). If
+// the clock was set back since that was decided, it is not later than decided.
 func (db *DB) Pending(ctx context.Context, chatJID string) (pending bool, retryAt time.Time, err error) {
-	var retry int64
+	var retry, wait int64
 	err = db.read.QueryRowContext(ctx, `SELECT
 		EXISTS (SELECT 1 FROM messages WHERE chat_jid = ?1 AND wakes = 1 AND seq > max(
 			coalesce((SELECT max(agent_seq, parked_seq) FROM progress WHERE chat_jid = ?1), 0),
 			coalesce((SELECT max(to_seq) FROM batches WHERE chat_jid = ?1 AND state IN ('sent', 'consumed')), 0))),
-		coalesce((SELECT retry_at FROM progress WHERE chat_jid = ?1), 0)`, chatJID).Scan(&pending, &retry)
+		coalesce((SELECT retry_at FROM progress WHERE chat_jid = ?1), 0),
+		coalesce((SELECT retry_wait FROM progress WHERE chat_jid = ?1), 0)`, chatJID).Scan(&pending, &retry, &wait)
+	if retry > 0 {
+		retry = min(retry, time.Now().UnixMilli()+wait)
+	}
 	return pending, parseMilli(retry), explain(err)
 }
 
@@ -293,9 +298,9 @@ func (t *tx) failed(e berth.Ending, chat string, last berth.Batch, v *berth.Verd
 		wait = e.RetryIn
 	}
 	v.RetryAt = e.At.Add(wait)
-	return t.exec(`INSERT INTO progress (chat_jid, attempts, retry_at, last_error) VALUES (?, ?, ?, ?) ON CONFLICT (chat_jid) DO UPDATE
-		SET attempts = excluded.attempts, retry_at = excluded.retry_at, last_error = excluded.last_error`,
-		chat, attempts, formatMilli(v.RetryAt), e.Error)
+	return t.exec(`INSERT INTO progress (chat_jid, attempts, retry_at, retry_wait, last_error) VALUES (?, ?, ?, ?, ?) ON CONFLICT (chat_jid) DO UPDATE
+		SET attempts = excluded.attempts, retry_at = excluded.retry_at, retry_wait = excluded.retry_wait, last_error = excluded.last_error`,
+		chat, attempts, formatMilli(v.RetryAt), wait.Milliseconds(), e.Error)
 }
 
 const batchColumns = `id, run_id, chat_jid, from_seq, to_seq, ack_id, input, state, answered`

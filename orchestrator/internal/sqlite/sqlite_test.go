@@ -536,3 +536,21 @@ func TestFullDiskLosesNothing(t *testing.T) {
 		t.Errorf("the refused message is there: %v", err)
 	}
 }
+
+// A clock that is set back by an hour does not put a retry off by an hour, nor
+// does one that is set forth lose it.
+func TestRetryWhenTheClockJumps(t *testing.T) {
+	for _, jump := range []time.Duration{0, time.Hour, -time.Hour} {
+		db := open(t)
+		say(t, db, "m1", "@Andy hello", true)
+		begin(t, db, "r1")
+		at := time.Now().Add(jump) // by the clock before it is set
+		_, err := db.FinishRun(t.Context(), berth.Ending{RunID: "r1", At: at, Error: "no luck", Backoff: policy})
+		check(t, err)
+		pending, retryAt, err := db.Pending(t.Context(), chat)
+		check(t, err)
+		if wait := time.Until(retryAt); !pending || wait > policy[0] || jump == 0 && wait < policy[0]/2 {
+			t.Errorf("clock off by %v: pending %t, again in %v; want at most %v", jump, pending, wait, policy[0])
+		}
+	}
+}
