@@ -49,7 +49,7 @@ func newStoreDaemon(t *testing.T) (d *storeDaemon, stop func()) {
 	}
 	ctx, cancel := contextWithCancel(t)
 	done := make(chan error, 1)
-	go func() { done <- web.Serve(ctx, l, &control{cfg: cfg, db: db}, zaptest.NewLogger(t)) }()
+	go func() { done <- web.Serve(ctx, l, &control{texts: texts{db}, cfg: cfg}, zaptest.NewLogger(t)) }()
 	return &storeDaemon{t, root, db}, func() {
 		cancel()
 		for _, err := range []error{<-done, db.Close(), lock.Close()} {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strconv"
@@ -14,15 +13,12 @@ import (
 	"berth/orchestrator/internal/web"
 )
 
-// groupsAPI is what the groups commands need: the daemon, or the store itself
-// when there is no daemon.
+// groupsAPI is what the groups commands need.
 type groupsAPI interface {
 	Groups(ctx context.Context) ([]web.Group, error)
 	AddGroup(ctx context.Context, g web.NewGroup) (web.Group, error)
 	RemoveGroup(ctx context.Context, folder string) error
 }
-
-var _ groupsAPI = (*web.Client)(nil)
 
 func (a *app) groupsCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -41,26 +37,6 @@ Without a daemon these commands work on the store itself.`,
 	return cmd
 }
 
-// withGroups calls fn with the daemon, or with the store if none runs.
-func (a *app) withGroups(ctx context.Context, fn func(context.Context, groupsAPI) error) error {
-	cfg, client, err := a.client()
-	if err != nil {
-		return err
-	}
-	ctx, cancel := brief(ctx)
-	defer cancel()
-	err = fn(ctx, client)
-	if !noDaemon(err) {
-		return explain(cfg, err)
-	}
-	store, closeStore, err := offlineGroups(cfg)
-	if err != nil {
-		return err
-	}
-	a.note("no daemon: working on the store")
-	return errors.Join(fn(ctx, store), closeStore())
-}
-
 func (a *app) groupsListCommand() *cobra.Command {
 	var asJSON bool
 	cmd := &cobra.Command{
@@ -70,7 +46,7 @@ func (a *app) groupsListCommand() *cobra.Command {
 		Example: "  berth groups ls --json",
 		Args:    cobra.NoArgs,
 		RunE: a.do(func(ctx context.Context, _ []string) error {
-			return a.withGroups(ctx, func(ctx context.Context, api groupsAPI) error {
+			return a.withStore(ctx, func(ctx context.Context, api storeAPI) error {
 				groups, err := api.Groups(ctx)
 				if err != nil {
 					return err
@@ -131,7 +107,7 @@ is the operator's own chat. A mount is a wish: the mount allowlist decides.`,
 			if err := a.containerConfig(&group.Container, mounts, memory); err != nil {
 				return err
 			}
-			return a.withGroups(ctx, func(ctx context.Context, api groupsAPI) error {
+			return a.withStore(ctx, func(ctx context.Context, api storeAPI) error {
 				if ifMissing {
 					groups, err := api.Groups(ctx)
 					if err != nil {
@@ -230,7 +206,7 @@ func (a *app) groupsRemoveCommand() *cobra.Command {
 		Args:    cobra.ExactArgs(1),
 		RunE: a.do(func(ctx context.Context, args []string) error {
 			folder := args[0]
-			return a.withGroups(ctx, func(ctx context.Context, api groupsAPI) error {
+			return a.withStore(ctx, func(ctx context.Context, api storeAPI) error {
 				if err := api.RemoveGroup(ctx, folder); err != nil {
 					return err
 				}

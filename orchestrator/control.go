@@ -16,16 +16,15 @@ import (
 	"berth/orchestrator/internal/console"
 	"berth/orchestrator/internal/dispatch"
 	"berth/orchestrator/internal/mount"
-	"berth/orchestrator/internal/sqlite"
 	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/web"
 )
 
 // control is the daemon as the control socket sees it.
 type control struct {
+	texts
 	cfg        Config
 	started    time.Time
-	db         *sqlite.DB
 	bell       *bell.Bell
 	console    *console.Channel
 	dispatcher *dispatch.Dispatcher
@@ -120,7 +119,7 @@ func (c *control) Status(ctx context.Context) (web.Status, error) {
 		for _, o := range letters {
 			newest = append(newest, fmt.Sprintf("to %s: %.200s", o.ChatJID, o.Error))
 		}
-		text := fmt.Sprintf("%d texts could not be sent and were given up; the newest: %s", dead, strings.Join(newest, "; "))
+		text := fmt.Sprintf("%d texts could not be sent and were given up (see berth outbox ls); the newest: %s", dead, strings.Join(newest, "; "))
 		s.Alarms = append(s.Alarms, text)
 	}
 	return s, nil

@@ -11,15 +11,44 @@ import (
 	"berth/orchestrator/internal/workspace"
 )
 
-// offline is what can be done to groups without a daemon.
-type offline struct {
-	cfg Config
-	db  *sqlite.DB
+// storeAPI is what can be done with a daemon, or to the store itself when there
+// is none.
+type storeAPI interface {
+	groupsAPI
+	outboxAPI
 }
 
-// offlineGroups opens the store in the place of a daemon, which it keeps from
+var _ storeAPI = (*web.Client)(nil)
+
+// withStore calls fn with the daemon, or with the store if none runs.
+func (a *app) withStore(ctx context.Context, fn func(context.Context, storeAPI) error) error {
+	cfg, client, err := a.client()
+	if err != nil {
+		return err
+	}
+	ctx, cancel := brief(ctx)
+	defer cancel()
+	err = fn(ctx, client)
+	if !noDaemon(err) {
+		return explain(cfg, err)
+	}
+	store, closeStore, err := openOffline(cfg)
+	if err != nil {
+		return err
+	}
+	a.note("no daemon: working on the store")
+	return errors.Join(fn(ctx, store), closeStore())
+}
+
+// offline is the store without a daemon.
+type offline struct {
+	texts
+	cfg Config
+}
+
+// openOffline opens the store in the place of a daemon, which it keeps from
 // starting until the returned function is called.
-func offlineGroups(cfg Config) (groupsAPI, func() error, error) {
+func openOffline(cfg Config) (storeAPI, func() error, error) {
 	tree, err := workspace.NewTree(cfg.Root, agentUID(), agentGID())
 	if err != nil {
 		return nil, nil, err
@@ -32,7 +61,7 @@ func offlineGroups(cfg Config) (groupsAPI, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, lock.Close())
 	}
-	return &offline{cfg, db}, func() error { return errors.Join(db.Close(), lock.Close()) }, nil
+	return &offline{texts{db}, cfg}, func() error { return errors.Join(db.Close(), lock.Close()) }, nil
 }
 
 func (o *offline) Groups(ctx context.Context) ([]web.Group, error) {

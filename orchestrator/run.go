@@ -110,7 +110,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 		return err
 	}
 	ctl := &control{
-		cfg: cfg, started: started, db: db, bell: &chats, console: term, dispatcher: dispatcher, runner: runner,
+		texts: texts{db}, cfg: cfg, started: started, bell: &chats, console: term, dispatcher: dispatcher, runner: runner,
 		shutdown: shutdown, health: state, allowlist: allowlist,
 	}
 	if opts.SampleGroups {

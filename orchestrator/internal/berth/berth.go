@@ -178,7 +178,8 @@ type OutState string
 const (
 	OutPending OutState = "pending"
 	OutSent    OutState = "sent"
-	OutDead    OutState = "dead" // given up after the last attempt
+	OutDead    OutState = "dead"    // given up after the last attempt
+	OutDropped OutState = "dropped" // by the operator
 )
 
 // Outgoing is one text on its way to a chat: at most one chunk long.

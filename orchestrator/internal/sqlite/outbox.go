@@ -117,6 +117,74 @@ func (db *DB) DeadLetters(ctx context.Context, limit int) ([]berth.Outgoing, err
 	return out, explain(err)
 }
 
+// Outbox returns the texts that wait to be sent or were given up, oldest first.
+func (db *DB) Outbox(ctx context.Context, limit int) ([]berth.Outgoing, error) {
+	rows, err := db.read.QueryContext(ctx, `SELECT `+outColumns+` FROM outbox WHERE state = 'pending'
+		UNION ALL SELECT `+outColumns+` FROM outbox WHERE state = 'dead' ORDER BY id LIMIT ?`, limit)
+	if err != nil {
+		return nil, explain(err)
+	}
+	out, err := collectOutgoing(rows)
+	return out, explain(err)
+}
+
+// RetryOutgoing makes texts that were given up wait to be sent again, as if they
+// had never been tried: the named ones, or all. One that was not given up fails
+// with berth.NotFound, and then nothing is changed.
+func (db *DB) RetryOutgoing(ctx context.Context, ids ...int64) (n int, err error) {
+	return db.revive(ctx, ids, `state IN ('dead')`, `state = 'pending', attempts = 0, not_before = 0`)
+}
+
+// DropOutgoing takes back texts that are not sent yet: the named ones, or all
+// that were given up. One that is not there, or was sent, fails with
+// berth.NotFound, and then nothing is changed.
+func (db *DB) DropOutgoing(ctx context.Context, ids ...int64) (n int, err error) {
+	return db.revive(ctx, ids, `state IN ('dead', 'pending')`, `state = 'dropped'`)
+}
+
+// revive changes texts: those with the ids, which must be in a state, or all
+// that were given up.
+func (db *DB) revive(ctx context.Context, ids []int64, state, change string) (n int, err error) {
+	err = db.writer.do(ctx, func(t *tx) error {
+		n = 0
+		if len(ids) == 0 {
+			rows, err := t.query(`SELECT id FROM outbox WHERE state = 'dead'`)
+			if err != nil {
+				return err
+			}
+			if ids, err = scanIDs(rows); err != nil {
+				return err
+			}
+		}
+		for _, id := range ids {
+			var chat string
+			found, err := t.get([]any{&chat}, `UPDATE outbox SET `+change+` WHERE id = ? AND `+state+` RETURNING chat_jid`, id)
+			if err != nil {
+				return err
+			}
+			if !found {
+				return berth.Errorf(berth.NotFound, "text %d is not in the outbox, or not in a state for that: see berth outbox ls", id)
+			}
+			t.touchOut(chat)
+			n++
+		}
+		return nil
+	})
+	return n, err
+}
+
+func scanIDs(rows *sql.Rows) (ids []int64, err error) {
+	defer rows.Close()
+	for rows.Next() {
+		var id int64
+		if err := rows.Scan(&id); err != nil {
+			return nil, err
+		}
+		ids = append(ids, id)
+	}
+	return ids, rows.Err()
+}
+
 func collectOutgoing(rows *sql.Rows) ([]berth.Outgoing, error) {
 	defer rows.Close()
 	var out []berth.Outgoing

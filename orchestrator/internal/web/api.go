@@ -63,6 +63,25 @@ type Outbox struct {
 	Dead    int `json:"dead"`
 }
 
+// Text is one outgoing text that is not sent yet.
+type Text struct {
+	ID        int64          `json:"id"`
+	Chat      string         `json:"chat"`
+	Kind      string         `json:"kind"`
+	State     berth.OutState `json:"state"` // pending or dead
+	Text      string         `json:"text"`
+	Attempts  int            `json:"attempts"`
+	CreatedAt time.Time      `json:"createdAt"`
+	NotBefore *time.Time     `json:"notBefore,omitempty"` // the next attempt
+	Error     string         `json:"error,omitempty"`
+}
+
+// Texts is the body of POST /v1/outbox/retry and /v1/outbox/drop. Without ids it
+// means all that were given up.
+type Texts struct {
+	IDs []int64 `json:"ids,omitempty"`
+}
+
 // Group is one registered group.
 type Group struct {
 	JID             string                `json:"jid"`

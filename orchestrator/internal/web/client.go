@@ -71,6 +71,21 @@ func (c *Client) Backup(ctx context.Context, b NewBackup) (Backup, error) {
 	return call[Backup](ctx, c, "POST", "/v1/backup", b)
 }
 
+// Outbox returns the texts that wait to be sent or were given up, oldest first.
+func (c *Client) Outbox(ctx context.Context) ([]Text, error) {
+	return call[[]Text](ctx, c, "GET", "/v1/outbox", nil)
+}
+
+// RetryTexts sends texts again that were given up, and returns how many.
+func (c *Client) RetryTexts(ctx context.Context, t Texts) (n int, err error) {
+	return call[int](ctx, c, "POST", "/v1/outbox/retry", t)
+}
+
+// DropTexts takes back texts that are not sent, and returns how many.
+func (c *Client) DropTexts(ctx context.Context, t Texts) (n int, err error) {
+	return call[int](ctx, c, "POST", "/v1/outbox/drop", t)
+}
+
 // Send stores a message as if it had been written in the group's chat.
 func (c *Client) Send(ctx context.Context, m NewMessage) (Accepted, error) {
 	return call[Accepted](ctx, c, "POST", "/v1/messages", m)

@@ -27,6 +27,9 @@ type Backend interface {
 	StopGroup(ctx context.Context, folder string) (stopped bool, err error)
 	StopDaemon() // does not wait
 	Backup(context.Context, NewBackup) (Backup, error)
+	Outbox(context.Context) ([]Text, error)
+	RetryTexts(context.Context, Texts) (n int, err error)
+	DropTexts(context.Context, Texts) (n int, err error)
 	Send(context.Context, NewMessage) (Accepted, error)
 	// Answer waits up to wait for the state to leave AnswerPending.
 	Answer(ctx context.Context, seq int64, wait time.Duration) (Answer, error)
@@ -119,6 +122,21 @@ func handler(b Backend, log *zap.Logger) http.Handler {
 			return nil, err
 		}
 		return b.Backup(r.Context(), in)
+	})
+	handle("GET /v1/outbox", func(r *http.Request) (any, error) { return b.Outbox(r.Context()) })
+	handle("POST /v1/outbox/retry", func(r *http.Request) (any, error) {
+		in, err := decode[Texts](r)
+		if err != nil {
+			return nil, err
+		}
+		return b.RetryTexts(r.Context(), in)
+	})
+	handle("POST /v1/outbox/drop", func(r *http.Request) (any, error) {
+		in, err := decode[Texts](r)
+		if err != nil {
+			return nil, err
+		}
+		return b.DropTexts(r.Context(), in)
 	})
 	handle("POST /v1/messages", func(r *http.Request) (any, error) {
 		in, err := decode[NewMessage](r)

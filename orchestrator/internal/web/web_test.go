@@ -38,6 +38,13 @@ func (b *backend) StopDaemon()                                         { b.stopp
 func (b *backend) Backup(_ context.Context, in NewBackup) (Backup, error) {
 	return Backup{File: in.File}, b.err
 }
+func (b *backend) Outbox(context.Context) ([]Text, error) { return []Text{{ID: 4}}, b.err }
+func (b *backend) RetryTexts(_ context.Context, t Texts) (int, error) {
+	return len(t.IDs), b.err
+}
+func (b *backend) DropTexts(_ context.Context, t Texts) (int, error) {
+	return 10 + len(t.IDs), b.err
+}
 func (b *backend) Send(_ context.Context, m NewMessage) (Accepted, error) {
 	b.sent = m
 	return Accepted{Seq: 3, Wakes: true}, b.err
@@ -103,6 +110,12 @@ func TestCalls(t *testing.T) {
 	check("stop, with the name as it is", stopped, true, err)
 	backup, err := c.Backup(ctx, NewBackup{File: "/b"})
 	check("backup", backup, Backup{File: "/b"}, err)
+	texts, err := c.Outbox(ctx)
+	check("outbox", texts[0].ID, int64(4), err)
+	n, err := c.RetryTexts(ctx, Texts{IDs: []int64{4, 5}})
+	check("retry", n, 2, err)
+	n, err = c.DropTexts(ctx, Texts{})
+	check("drop", n, 10, err)
 	a, err := c.Send(ctx, NewMessage{Group: "a", Text: "t", ID: "i"})
 	check("send", a, Accepted{Seq: 3, Wakes: true}, err)
 	check("sent", b.sent, NewMessage{Group: "a", Text: "t", ID: "i"}, nil)
