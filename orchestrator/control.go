@@ -98,6 +98,9 @@ func (c *control) Status(ctx context.Context) (web.Status, error) {
 			s.Alarms = append(s.Alarms, h.alarms[name])
 		}
 	})
+	if err := c.db.Trouble(); err != nil {
+		s.Alarms = append(s.Alarms, err.Error())
+	}
 	standings, err := c.db.Standings(ctx)
 	if err != nil {
 		return web.Status{}, err

@@ -266,7 +266,7 @@ func newRoot(t *testing.T) string {
 	return root
 }
 
-// Seven groups on five slots: never more than five containers at any instant,
+// W32: seven groups on five slots: never more than five containers at any instant,
 // and all are answered, though two of the runs have to be made room for.
 func TestSevenGroupsOnFiveSlots(t *testing.T) {
 	root := newRoot(t)

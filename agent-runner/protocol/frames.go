@@ -74,15 +74,21 @@ func (s Stream) Frames(r io.Reader) iter.Seq2[Frame, error] {
 					continue
 				}
 				body, long, state = bytes.Clone(line), cut, wantEnd
+				// At once: its end may never come.
+				if long && !broken(fmt.Sprintf("it is over the cap of %d bytes", MaxLine)) {
+					return
+				}
 			case !bytes.Equal(line, end):
 				state = outside
-				if !broken("it has more than one line") {
+				if !long && !broken("it has more than one line") {
 					return
 				}
 				s.log(line)
+			case long:
+				state = outside
 			default:
 				state = outside
-				frame, err := s.decode(body, long)
+				frame, err := s.decode(body)
 				if errors.Is(err, errForeign) {
 					s.log(start)
 					s.log(body)
@@ -99,10 +105,7 @@ func (s Stream) Frames(r io.Reader) iter.Seq2[Frame, error] {
 
 var errForeign = errors.New("no valid nonce")
 
-func (s Stream) decode(body []byte, long bool) (Frame, error) {
-	if long {
-		return Frame{}, &FrameError{fmt.Sprintf("it is over the cap of %d bytes", MaxLine)}
-	}
+func (s Stream) decode(body []byte) (Frame, error) {
 	var f Frame
 	if err := json.Unmarshal(body, &f); err != nil {
 		return Frame{}, &FrameError{"not JSON: " + clip(err.Error())}
@@ -132,27 +135,36 @@ func markerLines(marker string) (start, end []byte) {
 	return []byte("---" + marker + "_OUTPUT_START---"), []byte("---" + marker + "_OUTPUT_END---")
 }
 
-// lineReader reads lines of at most MaxLine bytes; the rest of a longer one is
-// thrown away and the line is marked as cut.
+// lineReader reads lines of at most MaxLine bytes. A longer one is marked as cut
+// and returned as soon as it is too long; the rest of it is thrown away.
 type lineReader struct {
 	r    *bufio.Reader
 	line []byte
+	rest bool // the rest of a line comes first
 }
 
 func (l *lineReader) next() (line []byte, cut bool, err error) {
 	l.line = l.line[:0]
 	for {
 		piece, err := l.r.ReadSlice('\n')
+		if l.rest {
+			l.rest = errors.Is(err, bufio.ErrBufferFull)
+			if err == nil || l.rest {
+				continue
+			}
+			return nil, false, err
+		}
 		if room := MaxLine + 1 - len(l.line); len(piece) > room { // one more for the newline
-			piece, cut = piece[:room], true
+			l.rest = err != nil
+			return append(l.line, piece[:room]...), true, nil
 		}
 		l.line = append(l.line, piece...)
 		switch {
 		case err == nil:
-			return bytes.TrimSuffix(bytes.TrimSuffix(l.line, []byte("\n")), []byte("\r")), cut, nil
+			return bytes.TrimSuffix(bytes.TrimSuffix(l.line, []byte("\n")), []byte("\r")), false, nil
 		case errors.Is(err, bufio.ErrBufferFull):
 		case len(l.line) > 0 && errors.Is(err, io.EOF):
-			return l.line, cut, nil // a last line without its newline
+			return l.line, false, nil // a last line without its newline
 		default:
 			return nil, false, err
 		}

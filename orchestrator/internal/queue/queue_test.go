@@ -325,8 +325,7 @@ func TestGQ16NoRunToFollowUp(t *testing.T) {
 }
 
 func TestGQ17PanicFreesTheSlot(t *testing.T) {
-	// A panic in a run ends the program, as everywhere in Go; what has to hold
-	// is that the slot was returned by then, for a start that recovers.
+	// The start recovers (see turn); what has to hold here is the slot.
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(1, time.Hour, func(_ context.Context, s *Slot) (r Result) {
 			defer func() { _ = recover() }()

@@ -110,6 +110,14 @@ func migrate(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
+// Trouble returns why the last write could not reach the disk, or nil.
+func (db *DB) Trouble() error {
+	if err := db.writer.trouble.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
 // Close waits for the writes that were accepted and closes the store.
 func (db *DB) Close() error {
 	var errs []error
@@ -135,6 +143,9 @@ func explain(err error) error {
 	e, ok := errors.AsType[*sqlite.Error](err)
 	if !ok {
 		return err
+	}
+	if e.Code() == sqlite3.SQLITE_IOERR_WRITE {
+		return berth.Errorf(berth.Unavailable, "the store cannot be written: check the disk and the rights of the store folder (%w)", err)
 	}
 	switch e.Code() & 0xff {
 	case sqlite3.SQLITE_FULL:

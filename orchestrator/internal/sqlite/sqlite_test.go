@@ -531,7 +531,17 @@ func TestFullDiskLosesNothing(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "disk is full") {
 		t.Fatalf("got %v", err)
 	}
+	if told := db.Trouble(); told == nil || told.Error() != err.Error() {
+		t.Errorf("the operator is told %v", told)
+	}
 	diff(t, "fate", fate(t, db, seq).State, berth.FatePending)
+	if _, err := db.DropOutgoing(t.Context(), 99); kindOf(err) != berth.NotFound || db.Trouble() == nil {
+		t.Errorf("a refusal says nothing about the disk: %v, %v", err, db.Trouble())
+	}
+	check(t, db.writer.do(t.Context(), func(t *tx) error { return t.exec(`PRAGMA max_page_count = 100000`) }))
+	if err := db.Trouble(); err != nil {
+		t.Errorf("it is over: %v", err)
+	}
 	if _, _, err := db.Fate(t.Context(), seq+1); kindOf(err) != berth.NotFound {
 		t.Errorf("the refused message is there: %v", err)
 	}

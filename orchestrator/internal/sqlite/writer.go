@@ -8,6 +8,9 @@ import (
 	"runtime"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
+
+	"berth/orchestrator/internal/berth"
 )
 
 // maxGroup bounds how many writes share one commit, and so how long the first
@@ -30,6 +33,8 @@ type writer struct {
 
 	mu     sync.RWMutex // guards closing the queue
 	closed bool
+
+	trouble atomic.Pointer[error] // of the last transaction, if the disk did not take it
 }
 
 type write struct {
@@ -119,12 +124,26 @@ func (w *writer) commit(group []*write) {
 		}
 		return
 	}
+	w.note(err)
 	for chat, out := range touched {
 		w.changed(chat, out)
 	}
 	for _, job := range group {
 		job.err = err
 		close(job.done)
+	}
+}
+
+// note remembers whether the disk takes what is written. A write that was refused
+// for what it holds says nothing about that.
+func (w *writer) note(err error) {
+	if err == nil {
+		w.trouble.Store(nil)
+		return
+	}
+	err = explain(err)
+	if known, ok := errors.AsType[*berth.Error](err); ok && (known.Kind == berth.Unavailable || damaged(err)) {
+		w.trouble.Store(&err)
 	}
 }
 

@@ -49,8 +49,7 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 
 	l := newLoop(work, c, &wg)
 	defer l.end()
-	lease := time.NewTicker(protocol.LeaseInterval)
-	defer lease.Stop()
+	wg.Go(func() { c.touchLease(work) })
 	typing := time.NewTicker(tellInterval)
 	defer typing.Stop()
 
@@ -93,10 +92,6 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 			default:
 				l.stopIfStuck()
 			}
-		case <-lease.C:
-			if err := c.files.TouchLease(); err != nil {
-				c.log.Warn("touch the lease", zap.Error(err))
-			}
 		case <-typing.C:
 			c.Typing(c.group.JID, c.run.State == berth.RunBusy)
 		case <-ctx.Done():
@@ -113,10 +108,33 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 	}
 }
 
+// touchLease tells the runner until ctx ends that the host lives, also while the
+// run waits for the store.
+func (c *carrier) touchLease(ctx context.Context) {
+	lease := time.NewTicker(protocol.LeaseInterval)
+	defer lease.Stop()
+	for {
+		select {
+		case <-lease.C:
+			if err := c.files.TouchLease(); err != nil {
+				c.log.Warn("touch the lease", zap.Error(err))
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // read turns the streams into events until the container exits. A stream that
 // breaks before is opened anew.
 func (c *carrier) read(ctx context.Context, exited <-chan struct{}, out chan<- event) {
 	defer close(out)
+	defer func() {
+		if p := recover(); p != nil { // nobody would hear the container any more
+			c.log.Error("panic in a run", zap.Any("panic", p), zap.Stack("stack"))
+			_ = c.box.Stop(ctx)
+		}
+	}()
 	send := func(e event) bool {
 		select {
 		case out <- e:

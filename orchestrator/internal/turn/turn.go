@@ -136,7 +136,8 @@ var backoff = []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Secon
 // Run starts a container for what g's chat has pending and carries it until it
 // is gone, or until ctx ends: then the container is left running, for the next
 // daemon to adopt.
-func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) queue.Result {
+func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) (result queue.Result) {
+	defer r.guard(g, &result)
 	now := time.Now()
 	run := berth.Run{
 		ID: berth.NewID(6), Folder: g.Folder, ChatJID: g.JID, Kind: berth.KindChat, State: berth.RunStarting,
@@ -181,7 +182,8 @@ func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) queue
 // run any more, it delivers what the runner left, removes the container (id
 // may be empty) and settles the run. taken is called when one of both is under
 // way.
-func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string, taken func()) queue.Result {
+func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string, taken func()) (result queue.Result) {
+	defer r.guard(g, &result)
 	c := &carrier{Runner: r, slot: slot, group: g, run: run, adopted: true, log: r.Log.With(zap.String("group", g.Folder), zap.String("run", run.ID))}
 	defer c.release()
 	later := queue.Result{Again: true, RetryAt: time.Now().Add(engineRetry)}
@@ -208,6 +210,15 @@ func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run
 		return later
 	}
 	return c.settle(ctx, container)
+}
+
+// guard keeps a panic in one run from ending the others. The run stays in the
+// store, for the next reconcile to take over or to settle.
+func (r *Runner) guard(g berth.Group, result *queue.Result) {
+	if p := recover(); p != nil {
+		r.Log.Error("panic in a run", zap.String("group", g.Folder), zap.Any("panic", p), zap.Stack("stack"))
+		*result = queue.Result{}
+	}
 }
 
 // carrier is one run on its way.

@@ -194,6 +194,7 @@ type fakeEngine struct {
 	t      *testing.T
 	boxes  chan *fakeBox
 	fail   error
+	bug    any // the next start panics with it
 	mu     sync.Mutex
 	live   map[string]*fakeBox // by run
 	remove []string
@@ -201,8 +202,12 @@ type fakeEngine struct {
 
 func (e *fakeEngine) Start(_ context.Context, spec Spec, stdin []byte, created func(string) error) (Box, error) {
 	e.mu.Lock()
-	fail := e.fail
+	fail, bug := e.fail, e.bug
+	e.bug = nil
 	e.mu.Unlock()
+	if bug != nil {
+		panic(bug)
+	}
 	if fail != nil {
 		return nil, fail
 	}
@@ -720,7 +725,7 @@ func TestAnsweredUnderALostStream(t *testing.T) {
 				b.take()
 			}
 			w.send("done")
-			w.runner.Requests.(*world).Drain(t.Context())
+			w.Drain(w.t.Context())
 			b.end(Exit{Code: 137})
 			f := w.fate(seq)
 			if took {
@@ -1026,5 +1031,21 @@ func TestGQ18SuccessResetsTheCount(t *testing.T) {
 		synctest.Wait()
 		w.say("@Andy more")
 		equal(t, "runs at", w.fails(2), []time.Duration{0, 5 * time.Second})
+	})
+}
+
+// GQ-17: a panic in one run frees its slot and ends nobody else; reconciling
+// finds the run and its messages again.
+func TestGQ17PanicInARun(t *testing.T) {
+	play(t, func(w *world) {
+		w.engine.bug = "a bug"
+		w.say("@Andy hello")
+		equal(t, "slots", w.queue.State().Used, 0)
+		live, err := w.db.LiveRuns(w.t.Context())
+		check(t, err)
+		w.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
+			return w.runner.Adopt(ctx, s, family, live[0], "", func() {})
+		})
+		equal(t, "again", w.started().input.Batch, []string{"m1"})
 	})
 }
