@@ -16,10 +16,11 @@ import (
 // nowhere that is blocked.
 func FuzzResolve(f *testing.F) {
 	h := newHost(f)
-	h.mkdir(f, "projects/App", "projects/.SSH/in", "projects/x/credentials", "projects/ſ", "ro/.Env")
+	h.mkdir(f, "projects/App", "projects/.SSH/in", "projects/x/credentials", "projects/ſ", "ro/.Env", "projects/שלום", "projects/re\u0301sume\u0301", ".claude/hooks")
 	h.link(f, h.home+"/outside", "projects/out")
 	h.link(f, "../.ssh", "projects/keys")
 	h.link(f, "/", "projects/root")
+	h.link(f, "../.claude", "projects/claude")
 	h.link(f, h.home+"/projects", "ro/across")
 	link := filepath.Join(h.home, "projects/fuzz")
 
@@ -27,6 +28,8 @@ func FuzzResolve(f *testing.F) {
 		"~", "~/projects", "~/projects/app", "~/projects/../outside", "~/projects/keys", "~/projects/root/etc",
 		"~/ro/across/app/", "~/ro/.env", "~//projects/./App", "/", "//", "", ".", "src", "~root", "/proc/self/root",
 		"~/projects/root/proc/self/cwd", "~/projects/.ſsh", "~/PROJECTS/app", "~/projects/app\x00", "~/projects:ro",
+		"~/projects/claude/hooks", "~/projects/שלום", "~/projects/app\u202e", "~/projects/re\u0301sume\u0301", "~/projects/résumé",
+		"~/projects/ａｐｐ", "~/projects/.ＳＳＨ", "~/projects/.sſh/..", "/var/lib/docker", "~/projects/app\u2066,ro\u2069", "~/projects/root/../app",
 	} {
 		f.Add(seed, "", true, false)
 		f.Add(seed, "name", false, true)
@@ -68,6 +71,15 @@ func FuzzResolve(f *testing.F) {
 			}
 			if seen[m.Target] {
 				t.Errorf("%+v: the target is taken twice", v)
+			}
+			if strings.ContainsFunc(m.Source+m.Target, misleading) {
+				t.Errorf("%+v: a misleading character", v)
+			}
+			if v.Mode == "" || v.Root == "" || v.Reason != "" {
+				t.Errorf("%+v: not explained", v)
+			}
+			if err := Verify(os.Getpid(), []Verdict{v}); (err != nil) != v.movable {
+				t.Errorf("%+v: got %v where nothing can be checked", v, err)
 			}
 			seen[m.Target] = true
 		}

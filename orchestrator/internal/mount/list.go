@@ -1,23 +1,19 @@
 package mount
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/listfile"
 )
-
-// maxFile bounds the allowlist file.
-const maxFile = 1 << 20
 
 // defaultPatterns always hold; a file can only add to them.
 var defaultPatterns = []string{
@@ -41,6 +37,7 @@ type List struct {
 	roots           []Root
 	patterns        []string
 	nonMainReadOnly bool
+	unknown         []string
 }
 
 // Roots returns the allowed roots as the file has them.
@@ -52,10 +49,15 @@ func (l *List) Patterns() []string { return slices.Clone(l.patterns) }
 // NonMainReadOnly reports whether only the main group may write.
 func (l *List) NonMainReadOnly() bool { return l.nonMainReadOnly }
 
+// Unknown returns what the file says and nobody reads, one sentence each. It is
+// no fault: the three keys that matter must be there, and a root's keys are on the
+// strict side when they are missing.
+func (l *List) Unknown() []string { return slices.Clone(l.unknown) }
+
 // Load reads an allowlist. The error names the file and the fault; it is an
-// fs.ErrNotExist if there is no file.
+// fs.ErrNotExist if there is no file. See listfile.Read for what a file must be.
 func Load(file string) (*List, error) {
-	data, err := read(file)
+	data, err := listfile.Read(file)
 	if err != nil {
 		return nil, fmt.Errorf("mount allowlist %s: %w", file, err)
 	}
@@ -66,28 +68,9 @@ func Load(file string) (*List, error) {
 	return l, nil
 }
 
-func read(file string) ([]byte, error) {
-	// Without O_NONBLOCK a pipe in this place would hang the daemon.
-	f, err := os.OpenFile(file, os.O_RDONLY|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		if e, ok := errors.AsType[*os.PathError](err); ok {
-			err = e.Err // still an fs.ErrNotExist where it was one
-		}
-		return nil, err
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return nil, err
-	}
-	if !info.Mode().IsRegular() {
-		return nil, errors.New("not a regular file")
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err == nil && len(data) > maxFile {
-		err = errors.New("larger than 1 MiB")
-	}
-	return data, err
+var knownNames = map[string][]string{
+	"":               {"allowedRoots", "blockedPatterns", "nonMainReadOnly"},
+	"allowedRoots/*": {"path", "allowReadWrite", "description"},
 }
 
 func parse(data []byte) (*List, error) {
@@ -97,16 +80,9 @@ func parse(data []byte) (*List, error) {
 		BlockedPatterns *[]string `json:"blockedPatterns"`
 		NonMainReadOnly *bool     `json:"nonMainReadOnly"`
 	}
-	dec := json.NewDecoder(bytes.NewReader(data))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&file); err != nil {
-		if errors.Is(err, io.EOF) {
-			err = errors.New("the file is empty")
-		}
-		return nil, fmt.Errorf("not usable JSON: %w", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("not usable JSON: something follows the object")
+	unknown, err := listfile.Decode(data, &file, knownNames)
+	if err != nil {
+		return nil, err
 	}
 	var faults []error
 	if file.AllowedRoots == nil {
@@ -120,6 +96,9 @@ func parse(data []byte) (*List, error) {
 	if file.NonMainReadOnly == nil {
 		faults = append(faults, errors.New(`"nonMainReadOnly" is missing: true or false`))
 		file.NonMainReadOnly = new(bool)
+	}
+	if len(faults) > 0 && len(unknown) > 0 {
+		faults = append(faults, errors.New(strings.Join(unknown, "; "))) // a slip of the pen, perhaps
 	}
 	for _, root := range *file.AllowedRoots {
 		// Any absolute path does for home here: only the form is checked.
@@ -139,7 +118,126 @@ func parse(data []byte) (*List, error) {
 		roots:           *file.AllowedRoots,
 		patterns:        append(DefaultPatterns(), *file.BlockedPatterns...),
 		nonMainReadOnly: *file.NonMainReadOnly,
+		unknown:         unknown,
 	}, nil
+}
+
+// Change says what an edit of the file did.
+type Change int
+
+// The kinds of change.
+const (
+	Unchanged Change = iota // it was so already
+	Added
+	Changed // what the root allows, or its description
+	Created // the file itself, with the root in it
+)
+
+// AddRoot writes root into the file, which is made if it is not there; of a root
+// that is listed already, the right to write is set, and the description unless
+// it is empty. The folder need not exist. A broken file is left as it is.
+func AddRoot(file, home string, root Root) (Change, error) {
+	if _, err := absolute(root.Path, home); err != nil {
+		return Unchanged, err
+	}
+	change := Unchanged
+	err := edit(file, func(list *List) ([]operation, error) {
+		if list == nil {
+			change = Created
+			return []operation{{"add", "/allowedRoots/-", root}}, nil
+		}
+		i := list.find(root.Path, home)
+		if i < 0 {
+			change = Added
+			return []operation{{"add", "/allowedRoots/-", root}}, nil
+		}
+		var ops []operation
+		if old := list.roots[i]; old.AllowReadWrite != root.AllowReadWrite {
+			ops = append(ops, operation{"add", fmt.Sprintf("/allowedRoots/%d/allowReadWrite", i), root.AllowReadWrite})
+		}
+		if old := list.roots[i]; root.Description != "" && old.Description != root.Description {
+			ops = append(ops, operation{"add", fmt.Sprintf("/allowedRoots/%d/description", i), root.Description})
+		}
+		if len(ops) > 0 {
+			change = Changed
+		}
+		return ops, nil
+	})
+	if err != nil {
+		return Unchanged, err
+	}
+	return change, nil
+}
+
+// RemoveRoot takes the root of a path out of the file. It fails with
+// berth.NotFound if no root has that path; a root above it stays.
+func RemoveRoot(file, home, path string) error {
+	return edit(file, func(list *List) ([]operation, error) {
+		i := -1
+		if list != nil {
+			i = list.find(path, home)
+		}
+		if i < 0 {
+			return nil, berth.Errorf(berth.NotFound, "%s is no allowed root: see berth mounts ls", path)
+		}
+		return []operation{{"remove", fmt.Sprintf("/allowedRoots/%d", i), nil}}, nil
+	})
+}
+
+// find returns the place of the root that is written as path, or -1. Links are
+// not followed: what is written is meant.
+func (l *List) find(path, home string) int {
+	want, err := absolute(path, home)
+	if err != nil {
+		return -1
+	}
+	return slices.IndexFunc(l.roots, func(r Root) bool {
+		got, err := absolute(r.Path, home)
+		return err == nil && got == want
+	})
+}
+
+// operation is one step of a JSON patch.
+type operation struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+const emptyList = `{"allowedRoots": [], "blockedPatterns": [], "nonMainReadOnly": true}`
+
+// edit applies what change returns; it gets nil if there is no file.
+func edit(file string, change func(*List) ([]operation, error)) error {
+	err := listfile.Edit(file, func(data []byte) ([]byte, error) {
+		var list *List
+		if data == nil {
+			data = []byte(emptyList)
+		} else if parsed, err := parse(data); err != nil {
+			return nil, err
+		} else {
+			list = parsed
+		}
+		ops, err := change(list)
+		if err != nil || len(ops) == 0 {
+			return data, err
+		}
+		patch, err := json.Marshal(ops)
+		if err != nil {
+			return nil, err
+		}
+		if data, err = listfile.Patch(data, patch); err != nil {
+			return nil, err
+		}
+		_, err = parse(data)
+		return data, err
+	})
+	if known, ok := errors.AsType[*berth.Error](err); ok {
+		return known
+	}
+	if err != nil {
+		return berth.Errorf(berth.Invalid, "mount allowlist %s: %w", file, err)
+	}
+	return nil
 }
 
 // Allowlist is the allowlist of a running daemon: it follows its file without a
@@ -160,6 +258,11 @@ func New(file, stateRoot, home string, sockets ...string) *Allowlist {
 	}}
 }
 
+// Protect names further files and folders of the operator's that are never
+// mounted, nor what holds them; empty names are none. It is for the start, before
+// the list is asked for anything.
+func (a *Allowlist) Protect(paths ...string) { a.guard.Own = append(a.guard.Own, paths...) }
+
 // Resolve judges requests by the file as it is now; see List.Resolve. While the
 // file is broken the last good list counts. Without a file, or before the first
 // good one, everything is refused.
@@ -167,7 +270,7 @@ func (a *Allowlist) Resolve(requests []berth.MountRequest, main bool) []Verdict 
 	if len(requests) == 0 {
 		return nil
 	}
-	list, fault := a.load()
+	list, fault := a.List()
 	verdicts := list.Resolve(requests, main, a.guard)
 	if list == nil {
 		for i := range verdicts {
@@ -180,19 +283,23 @@ func (a *Allowlist) Resolve(requests []berth.MountRequest, main bool) []Verdict 
 // Alarm says what is wrong with the file as it is now, or returns an empty
 // string. No file is no fault: it is how mounts are switched off.
 func (a *Allowlist) Alarm() string {
-	list, fault := a.load()
+	list, fault := a.List()
 	if fault == nil || errors.Is(fault, os.ErrNotExist) {
 		return ""
 	}
+	text := strings.ReplaceAll(fault.Error(), "\n", "; ")
 	if list != nil {
-		return "the last good mount allowlist is still in use: " + fault.Error()
+		return "the last good mount allowlist is still in use: " + text
 	}
-	return "no host folder is mounted: " + fault.Error()
+	return "no host folder is mounted: " + text
 }
 
-// load reads the file anew each time: it is small, and a cache by its time
-// stamp would miss an edit within the clock's tick.
-func (a *Allowlist) load() (*List, error) {
+// List returns the list that counts, nil if none does, and what is wrong with
+// the file as it is now. Both may be set: then the list is the last good one.
+//
+// The file is read anew each time: it is small, a run begins rarely, and a cache
+// by its time stamp would miss an edit within the clock's tick.
+func (a *Allowlist) List() (*List, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	list, err := Load(a.guard.Allowlist)
@@ -200,4 +307,34 @@ func (a *Allowlist) load() (*List, error) {
 		a.last = list
 	}
 	return a.last, err
+}
+
+// Below returns blocked names deeper inside a folder than a mount's check looks,
+// at most ten, as paths from dir, and whether everything was looked through; it
+// looks at 20 000 names, near ones first. It is advice for the operator.
+func (l *List) Below(dir string) (found []string, complete bool) {
+	const most, many = 20_000, 10
+	left := most
+	for level := []string{"."}; len(level) > 0; {
+		var next []string
+		for _, sub := range level {
+			entries, err := os.ReadDir(filepath.Join(dir, sub))
+			if err != nil {
+				continue
+			}
+			for _, e := range entries {
+				if left--; left < 0 || len(found) == many {
+					return found, false
+				}
+				name := filepath.Join(sub, e.Name())
+				if l.blocked(e.Name()) != "" {
+					found = append(found, name)
+				} else if e.IsDir() {
+					next = append(next, name)
+				}
+			}
+		}
+		level = next
+	}
+	return found, true
 }

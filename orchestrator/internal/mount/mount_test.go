@@ -10,9 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/listfile"
 )
 
 // host is a home folder as in the conformance table: ~/projects writable,
@@ -148,7 +150,7 @@ func TestConformance(t *testing.T) {
 				}
 				return
 			}
-			want := berth.Mount{Source: filepath.Join(h.home, tt.source), Target: "/workspace/extra/" + tt.target, ReadOnly: !tt.writable}
+			want := berth.Mount{Source: filepath.Join(h.home, tt.source), Target: "/workspace/extra/" + tt.target, ReadOnly: !tt.writable, Alone: true}
 			if !got.Allowed || got.Mount != want || got.Reason != "" {
 				t.Errorf("got %+v, want %+v", got, want)
 			}
@@ -156,6 +158,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
+// MS-06: with nonMainReadOnly false, others than main may write as well.
 func TestMS06WritingForGroups(t *testing.T) {
 	h := newHost(t)
 	h.write(t, ".config/berth/mount-allowlist.json", strings.Replace(listJSON, `"nonMainReadOnly": true`, `"nonMainReadOnly": false`, 1))
@@ -167,6 +170,7 @@ func TestMS06WritingForGroups(t *testing.T) {
 	}
 }
 
+// MS-07: readonly "false", 0 and the like ask for nothing.
 func TestMS07OnlyFalseAsksForWriting(t *testing.T) {
 	for _, text := range []string{`"false"`, `0`, `null`, `""`} {
 		var request berth.MountRequest
@@ -180,6 +184,7 @@ func TestMS07OnlyFalseAsksForWriting(t *testing.T) {
 	}
 }
 
+// MS-31: without a file everything is refused, and it may appear at any time.
 func TestMS31NoFile(t *testing.T) {
 	h := newHost(t)
 	request := berth.MountRequest{HostPath: "~/projects/app"}
@@ -204,25 +209,33 @@ func TestMS31NoFile(t *testing.T) {
 	}
 }
 
+// MS-32: a file of the wrong form opens nothing, and says where it is wrong.
 func TestMS32BrokenFile(t *testing.T) {
 	tests := map[string]struct{ text, want string }{
-		"empty":               {"", "empty"},
-		"not JSON":            {"{", "JSON"},
-		"trailing":            {listJSON + "{}", "follows"},
-		"null":                {"null", "missing"},
-		"list":                {"[]", "JSON"},
-		"no keys":             {"{}", "nonMainReadOnly"},
-		"roots no list":       {strings.Replace(listJSON, `"allowedRoots": [`, `"allowedRoots": 1, "x": [`, 1), "JSON"},
-		"patterns no list":    {strings.Replace(listJSON, `["password", "token", "*.pem"]`, `"password"`, 1), "JSON"},
-		"switch no boolean":   {strings.Replace(listJSON, `"nonMainReadOnly": true`, `"nonMainReadOnly": "yes"`, 1), "JSON"},
-		"switch missing":      {strings.Replace(listJSON, `"nonMainReadOnly": true`, `"allowedRoots": []`, 1), "nonMainReadOnly"},
-		"unknown key":         {strings.Replace(listJSON, `"description"`, `"descripton"`, 1), "descripton"},
-		"relative root":       {strings.Replace(listJSON, `"~/ro"`, `"ro"`, 1), `"ro"`},
-		"root without a path": {strings.Replace(listJSON, `"path": "~/ro", `, ``, 1), "empty"},
-		"pattern with slash":  {strings.Replace(listJSON, `"token"`, `"a/b"`, 1), `"a/b"`},
-		"pattern malformed":   {strings.Replace(listJSON, `"token"`, `"[a"`, 1), `"[a"`},
-		"pattern empty":       {strings.Replace(listJSON, `"token"`, `""`, 1), "pattern"},
-		"too large":           {listJSON + strings.Repeat(" ", maxFile), "1 MiB"},
+		"empty":                {"", "empty"},
+		"not JSON":             {"{", "JSON"},
+		"trailing":             {listJSON + "{}", "after top-level"},
+		"null":                 {"null", "missing"},
+		"list":                 {"[]", "JSON"},
+		"no keys":              {"{}", "nonMainReadOnly"},
+		"roots no list":        {strings.Replace(listJSON, `"allowedRoots": [`, `"allowedRoots": 1, "x": [`, 1), "JSON"},
+		"patterns no list":     {strings.Replace(listJSON, `["password", "token", "*.pem"]`, `"password"`, 1), "JSON"},
+		"switch no boolean":    {strings.Replace(listJSON, `"nonMainReadOnly": true`, `"nonMainReadOnly": "yes"`, 1), "JSON"},
+		"switch missing":       {strings.Replace(listJSON, `"nonMainReadOnly": true`, `"x": true`, 1), "nonMainReadOnly"},
+		"a name misspelt":      {strings.Replace(listJSON, `"nonMainReadOnly"`, `"mainReadOnly"`, 1), `line 8: "mainReadOnly"`},
+		"said twice":           {strings.Replace(listJSON, `"blockedPatterns"`, `"allowedroots": [], "blockedPatterns"`, 1), "twice"},
+		"said twice in a root": {strings.Replace(listJSON, `{"path": "~/ro"`, `{"path": "~/ro", "Path": "~"`, 1), "twice"},
+		"names its line":       {strings.Replace(listJSON, `"nonMainReadOnly": true`, `"nonMainReadOnly": true,`, 1), "line 9"},
+		"names the type":       {strings.Replace(listJSON, `"allowReadWrite": false`, `"allowReadWrite": "no"`, 1), "true or false would be right"},
+		"nested without end":   {strings.Repeat("[", 100_000), "depth"},
+		"10 MB":                {listJSON + strings.Repeat(" ", 10<<20), "1 MiB"},
+		"root in disguise":     {strings.Replace(listJSON, `"~/ro"`, `"~/ro\u202e"`, 1), "invisible"},
+		"relative root":        {strings.Replace(listJSON, `"~/ro"`, `"ro"`, 1), `"ro"`},
+		"root without a path":  {strings.Replace(listJSON, `"path": "~/ro", `, ``, 1), "empty"},
+		"pattern with slash":   {strings.Replace(listJSON, `"token"`, `"a/b"`, 1), `"a/b"`},
+		"pattern malformed":    {strings.Replace(listJSON, `"token"`, `"[a"`, 1), `"[a"`},
+		"pattern empty":        {strings.Replace(listJSON, `"token"`, `""`, 1), "pattern"},
+		"too large":            {listJSON + strings.Repeat(" ", listfile.MaxSize), "1 MiB"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -249,6 +262,7 @@ func TestMS32BrokenFile(t *testing.T) {
 	})
 }
 
+// MS-33: the 17 default patterns always hold.
 func TestMS33DefaultPatterns(t *testing.T) {
 	h := newHost(t)
 	patterns := DefaultPatterns()
@@ -265,6 +279,7 @@ func TestMS33DefaultPatterns(t *testing.T) {
 	h.wantRefused(t, "~/projects/id_ed25519", "id_ed25519")
 }
 
+// MS-34: of several requests the good ones are kept.
 func TestMS34OneBadAmongGood(t *testing.T) {
 	h := newHost(t)
 	got := h.list.Resolve([]berth.MountRequest{
@@ -275,12 +290,17 @@ func TestMS34OneBadAmongGood(t *testing.T) {
 	}
 }
 
+// MS-35: the template is a good list.
 func TestMS35Example(t *testing.T) {
-	list, err := Load("../../../mount-allowlist.example.json")
+	data, err := os.ReadFile("../../../mount-allowlist.example.json") // with the rights that a checkout gave it
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(list.Roots()) == 0 || !list.NonMainReadOnly() || !slices.Contains(list.Patterns(), "password") {
+	list, err := parse(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(list.Roots()) == 0 || !list.NonMainReadOnly() || !slices.Contains(list.Patterns(), "password") || len(list.Unknown()) > 0 {
 		t.Errorf("got %+v, want roots, patterns and nonMainReadOnly", list)
 	}
 }
@@ -392,7 +412,9 @@ func TestW48PatternsMatchComponents(t *testing.T) {
 
 func TestW49ForbiddenCharacters(t *testing.T) {
 	h := newHost(t)
-	for _, dir := range []string{"a:b", "a,b", "a\nb", "a\x7fb", "a\u0085b", "a\xffb"} {
+	for _, dir := range []string{
+		"a:b", "a,b", "a\nb", "a\x7fb", "a\u0085b", "a\xffb", "a\u202eb", "a\u2066b", "a\u200fb", "a\u200bb", "a\u2028b", "a\ufeffb", "a\u00adb",
+	} {
 		h.mkdir(t, "projects/"+dir)
 		v := h.resolve(berth.MountRequest{HostPath: "~/projects/" + dir, ContainerPath: "x"}, true)
 		if v.Allowed {
@@ -453,5 +475,334 @@ func TestNilList(t *testing.T) {
 	var l *List
 	if v := l.Resolve([]berth.MountRequest{{HostPath: "/x"}}, true, Guard{}); v[0].Allowed {
 		t.Errorf("got %+v, want it refused", v)
+	}
+}
+
+// Letters that are written from right to left are letters; only what turns the
+// text around is refused.
+func TestW49LettersOfAllScripts(t *testing.T) {
+	h := newHost(t)
+	for _, dir := range []string{"שלום", "كتاب", "می\u200cخواهم", "👩\u200d🚀", "日本"} {
+		h.mkdir(t, "projects/"+dir)
+		if v := h.resolve(berth.MountRequest{HostPath: "~/projects/" + dir}, true); !v.Allowed || v.Mount.Target != TargetRoot+"/"+dir {
+			t.Errorf("%q: got %+v, want it allowed", dir, v)
+		}
+	}
+}
+
+func TestW48PatternsMatchAllSpellings(t *testing.T) {
+	h := newHost(t)
+	h.write(t, ".config/berth/mount-allowlist.json", strings.Replace(listJSON, `"token"`, `"Résumé"`, 1))
+	for _, dir := range []string{"résumé", "re\u0301sume\u0301", "RÉSUMÉ"} {
+		h.mkdir(t, "projects/"+dir)
+		h.wantRefused(t, "~/projects/"+dir, "blocked pattern")
+	}
+}
+
+func TestW47HiddenFoldersOfHome(t *testing.T) {
+	h := newHost(t)
+	h.openHome(t)
+	h.mkdir(t, ".claude/hooks", ".config/other", "visible/.inner")
+	h.write(t, ".bashrc", "")
+	h.link(t, "../.claude", "projects/claude")
+	h.wantRefused(t, "~/.claude", "name that folder itself")
+	h.wantRefused(t, "~/.claude/hooks", "name that folder itself")
+	h.wantRefused(t, "~/.config/other", "name that folder itself")
+	h.wantRefused(t, "~/.bashrc", "name that folder itself")
+	h.wantRefused(t, "~/projects/claude", "name that folder itself")
+	if v := h.resolve(berth.MountRequest{HostPath: "~/visible/.inner"}, true); !v.Allowed {
+		t.Errorf("got %+v, want hidden folders further down allowed", v)
+	}
+	h.write(t, ".config/berth/mount-allowlist.json", strings.Replace(listJSON, "~/projects", "~/.claude/hooks", 1))
+	if v := h.resolve(berth.MountRequest{HostPath: "~/.claude/hooks"}, true); !v.Allowed {
+		t.Errorf("got %+v, want a folder that is named itself allowed", v)
+	}
+}
+
+func TestW47WhatIsTheOperatorsOwn(t *testing.T) {
+	h := newHost(t)
+	h.openHome(t)
+	h.mkdir(t, "keys/docker", "keys/other")
+	h.list.Protect(filepath.Join(h.home, "keys/docker"), "")
+	h.wantRefused(t, "~/keys", "operator alone")
+	h.wantRefused(t, "~/keys/docker", "operator alone")
+	if v := h.resolve(berth.MountRequest{HostPath: "~/keys/other"}, true); !v.Allowed {
+		t.Errorf("got %+v, want its neighbour allowed", v)
+	}
+	if err := (Guard{}).check("/var/lib/docker/volumes/x"); err == nil || !strings.Contains(err.Error(), "all containers") {
+		t.Errorf("got %v, want the engine's data refused", err)
+	}
+	if err := (Guard{}).check("/var/lib"); err == nil {
+		t.Error("what holds the engine's data is allowed")
+	}
+}
+
+// Every verdict says which rule decided, and why a mount is read-only or not.
+func TestVerdictsExplain(t *testing.T) {
+	h := newHost(t)
+	for _, tt := range []struct {
+		request berth.MountRequest
+		main    bool
+		rule    Rule
+		text    string // in Reason or Mode
+	}{
+		{berth.MountRequest{HostPath: "src"}, true, RulePath, "absolute path"},
+		{berth.MountRequest{HostPath: "~/projects/app", ContainerPath: ".."}, true, RuleName, "containerPath"},
+		{berth.MountRequest{HostPath: "~"}, true, RuleNever, "home folder"},
+		{berth.MountRequest{HostPath: "~/.ssh"}, true, RulePattern, ".ssh"},
+		{berth.MountRequest{HostPath: "~/outside"}, true, RuleRoots, "not under"},
+		{berth.MountRequest{HostPath: "~/projects/app"}, true, RuleRoots, "does not ask for writing"},
+		{berth.MountRequest{HostPath: "~/projects/app", ReadOnly: new(true)}, true, RuleRoots, "reading only"},
+		{berth.MountRequest{HostPath: "~/projects/app", ReadOnly: new(false)}, true, RuleRoots, "allows it"},
+		{berth.MountRequest{HostPath: "~/projects/app", ReadOnly: new(false)}, false, RuleRoots, "nonMainReadOnly"},
+		{berth.MountRequest{HostPath: "~/ro/doc", ReadOnly: new(false)}, true, RuleRoots, `"~/ro" is read-only`},
+	} {
+		v := h.resolve(tt.request, tt.main)
+		if v.Rule != tt.rule || !strings.Contains(v.Reason+v.Mode, tt.text) || v.Allowed != (v.Reason == "" && v.Mode != "" && v.Root != "") {
+			t.Errorf("%+v: got %+v, want rule %q and %q", tt.request, v, tt.rule, tt.text)
+		}
+	}
+	if v := (*List)(nil).Resolve([]berth.MountRequest{{HostPath: "/x"}}, true, Guard{}); v[0].Rule != RuleList {
+		t.Errorf("got %+v, want rule %q", v[0], RuleList)
+	}
+}
+
+// A read-only root inside one that allows writing stays read-only, also in a
+// mount of what holds it.
+func TestRootsInsideRoots(t *testing.T) {
+	h := newHost(t)
+	h.mkdir(t, "projects/frozen/sub", "ro/scratch", "projects/deep/frozen")
+	h.write(t, ".config/berth/mount-allowlist.json", `{"allowedRoots": [
+		{"path": "~/projects", "allowReadWrite": true}, {"path": "~/projects/frozen", "allowReadWrite": false},
+		{"path": "~/ro", "allowReadWrite": false}, {"path": "~/ro/scratch", "allowReadWrite": true}
+	], "blockedPatterns": [], "nonMainReadOnly": false}`)
+	for path, writable := range map[string]bool{
+		"~/projects": false, "~/projects/frozen": false, "~/projects/frozen/sub": false, "~/projects/app": true,
+		"~/ro/scratch": false, // the first root counts
+	} {
+		v := h.resolve(berth.MountRequest{HostPath: path, ReadOnly: new(false)}, true)
+		if !v.Allowed || v.Mount.ReadOnly == writable {
+			t.Errorf("%s: got %+v, want writable %v", path, v, writable)
+		}
+	}
+	got := h.list.Resolve([]berth.MountRequest{{HostPath: "~/projects/app", ReadOnly: new(false)}, {HostPath: "~/projects/app/src"}}, true)
+	if !strings.Contains(got[1].Note, "all the same") || got[0].Note != "" {
+		t.Errorf("got %+v, want a word about the writable parent", got)
+	}
+}
+
+func TestUnknownNamesAreTold(t *testing.T) {
+	h := newHost(t)
+	h.write(t, ".config/berth/mount-allowlist.json", strings.Replace(listJSON, `"description"`, `"$comment": {"path": 1}, "x"`, 1))
+	if v := h.resolve(berth.MountRequest{HostPath: "~/ro/doc"}, true); !v.Allowed {
+		t.Errorf("got %+v, want it allowed", v)
+	}
+	list, err := h.list.List()
+	if err != nil || len(list.Unknown()) != 2 || list.Unknown()[0] != `line 4: "$comment" means nothing here` {
+		t.Errorf("got %q, %v, want two names told with their line", list.Unknown(), err)
+	}
+}
+
+func TestBelow(t *testing.T) {
+	h := newHost(t)
+	h.mkdir(t, "projects/app/a/b/.AWS/deep")
+	h.write(t, "projects/app/a/.env", "")
+	list, err := h.list.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, complete := list.Below(filepath.Join(h.home, "projects/app"))
+	if !complete || !slices.Equal(found, []string{"a/.env", "a/b/.AWS"}) {
+		t.Errorf("got %q, %v", found, complete)
+	}
+}
+
+// W52: a file in any bad state keeps the last good list, and an alarm says why.
+func TestW52StatesOfTheFile(t *testing.T) {
+	app := berth.MountRequest{HostPath: "~/projects/app"}
+	for name, tt := range map[string]struct {
+		spoil func(*testing.T, *host)
+		want  string // in the alarm; empty: none
+		gone  bool   // everything is refused
+	}{
+		"empty":       {func(t *testing.T, h *host) { h.write(t, ".config/berth/mount-allowlist.json", "") }, "empty", false},
+		"for others":  {func(t *testing.T, h *host) { chmod(t, h.file, 0o606) }, "chmod 600", false},
+		"for a group": {func(t *testing.T, h *host) { chmod(t, h.file, 0o660) }, "mode 0660", false},
+		"readable":    {func(t *testing.T, h *host) { chmod(t, h.file, 0o644) }, "", false},
+		"a folder":    {func(t *testing.T, h *host) { remove(t, h.file); h.mkdir(t, ".config/berth/mount-allowlist.json") }, "not a regular file", false},
+		"a pipe":      {func(t *testing.T, h *host) { remove(t, h.file); mkfifo(t, h.file) }, "not a regular file", false},
+		"a loop": {func(t *testing.T, h *host) {
+			remove(t, h.file)
+			h.link(t, h.file, ".config/berth/mount-allowlist.json")
+		}, "symbolic links", false},
+		"leads astray": {func(t *testing.T, h *host) {
+			remove(t, h.file)
+			h.link(t, "none", ".config/berth/mount-allowlist.json")
+		}, "leads nowhere", false},
+		"a good link": {func(t *testing.T, h *host) {
+			rename(t, h.file, h.home+"/dot.json")
+			h.link(t, h.home+"/dot.json", ".config/berth/mount-allowlist.json")
+		}, "", false},
+		"a link to what others write": {func(t *testing.T, h *host) {
+			rename(t, h.file, h.home+"/dot.json")
+			chmod(t, h.home+"/dot.json", 0o666)
+			h.link(t, h.home+"/dot.json", ".config/berth/mount-allowlist.json")
+		}, "chmod 600", false},
+		"a stranger's": {func(t *testing.T, h *host) {
+			if os.Geteuid() != 0 {
+				t.Skip("only root can give a file away")
+			}
+			if err := os.Chown(h.file, 12345, 0); err != nil {
+				t.Fatal(err)
+			}
+		}, "belongs to user 12345", false},
+		"unreadable": {func(t *testing.T, h *host) {
+			if os.Geteuid() == 0 {
+				t.Skip("root reads everything")
+			}
+			chmod(t, h.file, 0)
+		}, "permission denied", false},
+		"removed": {func(t *testing.T, h *host) { remove(t, h.file) }, "", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t)
+			if v := h.resolve(app, true); !v.Allowed {
+				t.Fatalf("got %+v, want it allowed", v)
+			}
+			tt.spoil(t, h)
+			if v := h.resolve(app, true); v.Allowed == tt.gone {
+				t.Errorf("got %+v, want allowed %v", v, !tt.gone)
+			}
+			if got := h.list.Alarm(); !strings.Contains(got, tt.want) || (got == "") != (tt.want == "") || strings.Contains(got, "\n") {
+				t.Errorf("got alarm %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
+
+// A root that vanishes takes its mounts with it, at the next run.
+func TestRootVanishes(t *testing.T) {
+	h := newHost(t)
+	remove(t, h.home+"/ro/doc")
+	remove(t, h.home+"/ro")
+	h.wantRefused(t, "~/ro/doc", "does not exist")
+	if v := h.resolve(berth.MountRequest{HostPath: "~/projects/app"}, true); !v.Allowed || h.list.Alarm() != "" {
+		t.Errorf("got %+v and alarm %q, want the others to work", v, h.list.Alarm())
+	}
+}
+
+func TestEdits(t *testing.T) {
+	h := newHost(t)
+	text := strings.Replace(listJSON, `"blockedPatterns"`, `"later": {"z": 1, "a": 2}, "blockedPatterns"`, 1)
+	h.write(t, ".config/berth/mount-allowlist.json", text)
+	steps := []struct {
+		root Root
+		want Change
+	}{
+		{Root{Path: h.home + "/outside", AllowReadWrite: true, Description: "new"}, Added},
+		{Root{Path: "~/outside", AllowReadWrite: true}, Unchanged},
+		{Root{Path: "~/outside/"}, Changed},
+		{Root{Path: "~/outside", Description: "other"}, Changed},
+	}
+	for _, s := range steps {
+		if got, err := AddRoot(h.file, h.home, s.root); err != nil || got != s.want {
+			t.Errorf("%+v: got %v, %v, want %v", s.root, got, err, s.want)
+		}
+	}
+	list, err := Load(h.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Root{Path: h.home + "/outside", Description: "other"}
+	if roots := list.Roots(); len(roots) != 4 || roots[3] != want {
+		t.Errorf("got %+v, want %+v last", roots, want)
+	}
+	if err := RemoveRoot(h.file, h.home, "~/ro"); err != nil {
+		t.Error(err)
+	}
+	err = RemoveRoot(h.file, h.home, "~/ro")
+	if e, ok := errors.AsType[*berth.Error](err); !ok || e.Kind != berth.NotFound {
+		t.Errorf("got %v, want berth.NotFound", err)
+	}
+	data, err := os.ReadFile(h.file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := []int{}
+	for _, name := range []string{`"allowedRoots"`, `~/projects`, `~/missing`, `/outside`, `"later"`, `"z"`, `"a"`, `"blockedPatterns"`, `"nonMainReadOnly"`} {
+		places = append(places, strings.Index(string(data), name))
+	}
+	if !slices.IsSorted(places) || places[0] < 0 {
+		t.Errorf("the order is lost: %v\n%s", places, data)
+	}
+	if info, err := os.Stat(h.file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("got %v, %v, want mode 0600", info.Mode(), err)
+	}
+	if left, _ := filepath.Glob(filepath.Dir(h.file) + "/.*"); len(left) > 0 {
+		t.Errorf("left behind: %q", left)
+	}
+}
+
+func TestEditsOfOtherFiles(t *testing.T) {
+	h := newHost(t)
+	broken := strings.Replace(listJSON, `"~/ro",`, `"~/ro"`, 1)
+	h.write(t, ".config/berth/mount-allowlist.json", broken)
+	_, err := AddRoot(h.file, h.home, Root{Path: "~/outside"})
+	if data, _ := os.ReadFile(h.file); err == nil || !strings.Contains(err.Error(), "line 4") || string(data) != broken {
+		t.Errorf("got %v, want a broken file left as it is, and the line told", err)
+	}
+	h.write(t, ".config/berth/mount-allowlist.json", listJSON)
+	if _, err := AddRoot(h.file, h.home, Root{Path: "relative"}); err == nil {
+		t.Error("a relative root was added")
+	}
+	chmod(t, h.file, 0o666)
+	if _, err := AddRoot(h.file, h.home, Root{Path: "~/outside"}); err == nil || !strings.Contains(err.Error(), "chmod") {
+		t.Errorf("got %v, want a file that others write refused", err)
+	}
+
+	fresh := h.home + "/new/dir/list.json"
+	if got, err := AddRoot(fresh, h.home, Root{Path: "~/outside"}); err != nil || got != Created {
+		t.Errorf("got %v, %v, want the file made", got, err)
+	}
+	if list, err := Load(fresh); err != nil || !list.NonMainReadOnly() || len(list.Roots()) != 1 {
+		t.Errorf("got %+v, %v", list, err)
+	}
+	h.link(t, fresh, "dot.json")
+	if _, err := AddRoot(h.home+"/dot.json", h.home, Root{Path: "~/ro"}); err != nil {
+		t.Error(err)
+	}
+	if info, err := os.Lstat(h.home + "/dot.json"); err != nil || info.Mode()&os.ModeSymlink == 0 {
+		t.Errorf("the link is gone: %v", err)
+	}
+	if list, err := Load(fresh); err != nil || len(list.Roots()) != 2 {
+		t.Errorf("got %+v, %v, want the link followed", list, err)
+	}
+}
+
+func chmod(t *testing.T, file string, mode os.FileMode) {
+	t.Helper()
+	if err := os.Chmod(file, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, file string) {
+	t.Helper()
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func rename(t *testing.T, from, to string) {
+	t.Helper()
+	if err := os.Rename(from, to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mkfifo(t *testing.T, file string) {
+	t.Helper()
+	if err := syscall.Mkfifo(file, 0o600); err != nil {
+		t.Fatal(err)
 	}
 }
