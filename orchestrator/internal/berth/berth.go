@@ -54,6 +54,7 @@ type ContainerConfig struct {
 	MemoryMiB        int64          `json:"memoryMiB,omitempty"`
 	CPUs             float64        `json:"cpus,omitempty"`
 	Pids             int64          `json:"pids,omitempty"`
+	Egress           []string       `json:"egress,omitempty"` // hosts that it may reach
 }
 
 // MountRequest asks for a host folder inside the container. It is only a wish:
@@ -88,6 +89,7 @@ type Mount struct {
 	Source   string `json:"source"`
 	Target   string `json:"target"`
 	ReadOnly bool   `json:"readonly"`
+	Alone    bool   `json:"-"` // without the file systems that are mounted below Source
 }
 
 // Message is one stored chat message.

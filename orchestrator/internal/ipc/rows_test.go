@@ -43,11 +43,10 @@ func TestDL06ForbiddenTargetNeverReachesTheChannel(t *testing.T) {
 	files, err := tree.Group("family")
 	check(t, err)
 	t.Cleanup(func() { check(t, files.Close()) })
-	registered := func(jid string) bool { return jid == "console:family" || jid == "console:work" }
-	box, err := New(db, registered, tree.ErrorDir(), zaptest.NewLogger(t)).
-		Open(t.Context(), berth.Group{Folder: "family", JID: "console:family"}, files)
+	box, err := New(Options{Store: db, Groups: registered("family", "work"), Zone: time.UTC, ErrorDir: tree.ErrorDir(), Log: zaptest.NewLogger(t)}).
+		Open(t.Context(), group("family"), files)
 	check(t, err)
-	w := &world{t: t, root: root, box: box}
+	w := &world{t: t, root: root, dir: filepath.Join(root, "data/ipc/family")}
 	w.drop("1.json", `{"type":"message","chatJid":"console:work","text":"to another group","requestId":"r1"}`)
 	w.drop("2.json", `{"type":"message","chatJid":"console:nobody","text":"to nobody","requestId":"r2"}`)
 	w.drop("3.json", `{"type":"message","chatJid":"console:family","text":"to ourselves","requestId":"r3"}`)
@@ -65,8 +64,8 @@ func TestDL06ForbiddenTargetNeverReachesTheChannel(t *testing.T) {
 		t.Errorf("the channel was asked for %q", got)
 	}
 	for id, want := range map[string]string{"r1": "may write to its own chat only", "r2": "may write to its own chat only", "r3": ""} {
-		if ok, text := w.reply(id); ok != (want == "") || !strings.Contains(text, want) {
-			t.Errorf("%s: %t, %q", id, ok, text)
+		if got := w.reply(id); got.OK != (want == "") || !strings.Contains(got.Error, want) {
+			t.Errorf("%s: %+v", id, got)
 		}
 	}
 	pending, dead, err := db.OutboxCounts(t.Context())

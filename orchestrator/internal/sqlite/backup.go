@@ -409,7 +409,7 @@ func failed(what string, err error) error {
 
 // How long a start may take to look for damage. One quick_check takes 0.2 s for
 // 100 MB that the page cache holds, and a start may take 0.3 s.
-const (
+var (
 	checkFor        = 100 * time.Millisecond
 	checkUncleanFor = 5 * time.Second // the last daemon was killed, or the power failed
 )

@@ -34,6 +34,54 @@ func (db *DB) AddGroup(ctx context.Context, g berth.Group) error {
 	})
 }
 
+// UpdateGroup changes the group of a folder: change gets it as it is and returns
+// it as it shall be, of which the name, the trigger and the container settings
+// count. It may be called more than once; its error is returned, and then nothing
+// was changed. UpdateGroup returns the new group; it fails with berth.NotFound if
+// there is none.
+func (db *DB) UpdateGroup(ctx context.Context, folder string, change func(berth.Group) (berth.Group, error)) (berth.Group, error) {
+	var out berth.Group
+	err := db.writer.do(ctx, func(t *tx) error {
+		var g berth.Group
+		var config, added string
+		found, err := t.get([]any{&g.JID, &g.Name, &g.Folder, &g.Trigger, &g.RequiresTrigger, &config, &added},
+			`SELECT jid, name, folder, trigger_pattern, requires_trigger, container_config, added_at
+			FROM registered_groups WHERE folder = ? COLLATE BINARY`, folder)
+		if err != nil {
+			return err
+		}
+		if !found {
+			return berth.Errorf(berth.NotFound, "no group has the folder %.80q: see berth groups ls", folder)
+		}
+		if g, err = readGroup(g, config, added); err != nil {
+			return err
+		}
+		if out, err = change(g); err != nil {
+			return err
+		}
+		fresh, err := json.Marshal(out.Container)
+		if err != nil {
+			return fmt.Errorf("encode the container settings: %w", err)
+		}
+		t.touch(g.JID)
+		if err := t.exec(`UPDATE chats SET name = ? WHERE jid = ?`, out.Name, g.JID); err != nil {
+			return err
+		}
+		return t.exec(`UPDATE registered_groups SET name = ?, trigger_pattern = ?, requires_trigger = ?, container_config = ? WHERE jid = ?`,
+			out.Name, out.Trigger, out.RequiresTrigger, string(fresh), g.JID)
+	})
+	return out, err
+}
+
+// readGroup fills in what the store keeps as text.
+func readGroup(g berth.Group, config, added string) (berth.Group, error) {
+	if err := json.Unmarshal([]byte(config), &g.Container); err != nil {
+		return g, berth.Errorf(berth.Invalid, "the container settings of group %s cannot be read: %w", g.Folder, err)
+	}
+	g.AddedAt = parseTime(added)
+	return g, nil
+}
+
 // RemoveGroup unregisters the group of a folder. Its messages and files stay.
 // It fails with berth.NotFound if there is none.
 func (db *DB) RemoveGroup(ctx context.Context, folder string) error {
@@ -61,10 +109,9 @@ func (db *DB) Groups(ctx context.Context) ([]berth.Group, error) {
 		if err := rows.Scan(&g.JID, &g.Name, &g.Folder, &g.Trigger, &g.RequiresTrigger, &config, &added); err != nil {
 			return nil, explain(err)
 		}
-		if err := json.Unmarshal([]byte(config), &g.Container); err != nil {
-			return nil, berth.Errorf(berth.Invalid, "the container settings of group %s cannot be read: %w", g.Folder, err)
+		if g, err = readGroup(g, config, added); err != nil {
+			return nil, err
 		}
-		g.AddedAt = parseTime(added)
 		out = append(out, g)
 	}
 	return out, explain(rows.Err())

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"berth/agent-runner/protocol"
 	"berth/orchestrator/internal/berth"
@@ -69,6 +70,9 @@ func (t *Tree) LogDir(folder string) string { return t.path("data/logs", folder)
 // ErrorDir returns the folder of quarantined files.
 func (t *Tree) ErrorDir() string { return t.path("data/ipc/errors") }
 
+// GatewayDir returns the folder of the sockets that lead out of containers.
+func (t *Tree) GatewayDir() string { return t.path("data/gateway") }
+
 func (t *Tree) path(elem ...string) string {
 	return filepath.Join(append([]string{t.dir}, elem...)...)
 }
@@ -91,7 +95,7 @@ func (t *Tree) Group(folder string) (_ *Group, err error) {
 	if err := berth.ValidFolder(folder); err != nil {
 		return nil, err
 	}
-	g := &Group{tree: t, folder: folder, dirs: make(map[string]*os.Root)}
+	g := &Group{tree: t, folder: folder, dirs: make(map[string]*os.Root), quiet: make(map[string]time.Time)}
 	defer func() {
 		if err != nil {
 			g.Close()
@@ -176,8 +180,9 @@ type Group struct {
 	ipc    *os.Root
 	dirs   map[string]*os.Root
 
-	mu   sync.Mutex
-	last int64 // stamp given to a request
+	mu    sync.Mutex
+	last  int64                // stamp given to a request
+	quiet map[string]time.Time // folders that held nothing to take, and when they had changed
 }
 
 // Close closes the folders.

@@ -1,0 +1,269 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/schedule"
+)
+
+// taskCancelled is the status of a task that is no more. Its row stays while a
+// run of it may still be under way.
+const taskCancelled = "cancelled"
+
+// maxOver is how many tasks of a group are kept that will not run again.
+const maxOver = 100
+
+// AddTask stores t as an active task and returns it, with its first run after
+// t.CreatedAt, which is also the anchor of an interval. A t.Origin that is known
+// returns the task that it made. The error is of kind berth.Invalid for a
+// schedule that cannot be used or never runs, berth.Conflict if the id is taken
+// or the group has berth.MaxTasks.
+func (db *DB) AddTask(ctx context.Context, t berth.Task) (berth.Task, error) {
+	t.Status, t.PausedBy, t.Anchor = berth.TaskActive, "", t.CreatedAt
+	s, err := readSchedule(t)
+	if err != nil {
+		return t, err
+	}
+	next, err := s.First(t.CreatedAt)
+	if err != nil {
+		return t, err
+	}
+	t.NextRun = next
+	out := t
+	err = db.writer.do(ctx, func(x *tx) error {
+		if t.Origin != "" {
+			known, found, err := x.task(`origin = ?`, t.Origin)
+			if out = known; err != nil || found {
+				return err
+			}
+		}
+		var taken bool
+		var live int
+		if _, err := x.get([]any{&taken, &live}, `SELECT EXISTS (SELECT 1 FROM scheduled_tasks WHERE id = ?),
+			(SELECT count(*) FROM scheduled_tasks WHERE group_folder = ? AND status IN ('active', 'paused'))`, t.ID, t.Folder); err != nil {
+			return err
+		}
+		if taken {
+			return berth.Errorf(berth.Conflict, "there is or was a task %s: leave the id out, or choose another", t.ID)
+		}
+		if live >= berth.MaxTasks {
+			return berth.Errorf(berth.Conflict, "group %s has %d tasks, which is the most: cancel one first", t.Folder, live)
+		}
+		if err := x.forgetOver(t.Folder); err != nil {
+			return err
+		}
+		out = t
+		return x.exec(`INSERT INTO scheduled_tasks (id, group_folder, chat_jid, prompt, schedule_type, schedule_value, time_zone, anchor,
+				context_mode, script, catch_up, status, next_run, created_by, created_at, origin)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+			t.ID, t.Folder, t.ChatJID, t.Prompt, t.Kind, t.Value, t.Zone, formatTime(t.Anchor),
+			t.Context, t.Script, t.CatchUp, t.Status, optionalTime(t.NextRun), t.CreatedBy, formatTime(t.CreatedAt), t.Origin)
+	})
+	return out, err
+}
+
+// UpdateTask changes a task and returns what it is now. A new kind, value or
+// zone gives it a new next run after now, the anchor of an interval, and makes a
+// completed task active again; with none of them its next run stays. Errors are
+// those of AddTask, and berth.NotFound.
+func (db *DB) UpdateTask(ctx context.Context, id string, c berth.TaskChange, now time.Time) (t berth.Task, err error) {
+	err = db.writer.do(ctx, func(x *tx) error {
+		if t, err = x.liveTask(id); err != nil {
+			return err
+		}
+		for field, value := range map[*string]*string{
+			&t.Prompt: c.Prompt, &t.Kind: c.Kind, &t.Value: c.Value, &t.Zone: c.Zone, &t.Context: c.Context, &t.Script: c.Script, &t.CatchUp: c.CatchUp,
+		} {
+			if value != nil {
+				*field = *value
+			}
+		}
+		if c.Kind != nil || c.Value != nil || c.Zone != nil {
+			t.Anchor = now
+			if t.Status == berth.TaskCompleted {
+				t.Status = berth.TaskActive
+			}
+			if err := x.plan(&t, now); err != nil {
+				return err
+			}
+		}
+		return x.saveTask(t)
+	})
+	return t, err
+}
+
+// PauseTask keeps a task from running, and notes for a person who or what wanted
+// that. Pausing it again is harmless. It fails with berth.Conflict if the task is
+// completed, and berth.NotFound.
+func (db *DB) PauseTask(ctx context.Context, id, by string) (berth.Task, error) {
+	return db.changeTask(ctx, id, func(x *tx, t *berth.Task) error {
+		switch t.Status {
+		case berth.TaskCompleted:
+			return errCompleted(id)
+		case berth.TaskActive:
+			t.Status, t.PausedBy, t.NextRun = berth.TaskPaused, by, time.Time{}
+		}
+		return nil
+	})
+}
+
+// ResumeTask lets a paused task run again, next after now: what was missed while
+// it was paused is not made up for. Resuming an active task is harmless. It fails
+// with berth.Conflict if the task is completed, berth.Invalid if its time is
+// past, and berth.NotFound.
+func (db *DB) ResumeTask(ctx context.Context, id string, now time.Time) (berth.Task, error) {
+	return db.changeTask(ctx, id, func(x *tx, t *berth.Task) error {
+		switch t.Status {
+		case berth.TaskCompleted:
+			return errCompleted(id)
+		case berth.TaskPaused:
+			t.Status, t.PausedBy = berth.TaskActive, ""
+			return x.plan(t, now)
+		}
+		return nil
+	})
+}
+
+// CancelTask ends a task for good; no list has it any more. It fails with
+// berth.NotFound.
+func (db *DB) CancelTask(ctx context.Context, id string) (berth.Task, error) {
+	return db.changeTask(ctx, id, func(x *tx, t *berth.Task) error {
+		t.Status, t.NextRun = taskCancelled, time.Time{}
+		return nil
+	})
+}
+
+func errCompleted(id string) error {
+	return berth.Errorf(berth.Conflict, "task %s is completed: give it a new schedule, or make a new task", id)
+}
+
+func (db *DB) changeTask(ctx context.Context, id string, change func(*tx, *berth.Task) error) (t berth.Task, err error) {
+	err = db.writer.do(ctx, func(x *tx) error {
+		if t, err = x.liveTask(id); err != nil {
+			return err
+		}
+		if err := change(x, &t); err != nil {
+			return err
+		}
+		return x.saveTask(t)
+	})
+	return t, err
+}
+
+// plan sets the next run of a task after now.
+func (x *tx) plan(t *berth.Task, now time.Time) error {
+	s, err := readSchedule(*t)
+	if err != nil {
+		return err
+	}
+	next, err := s.First(now)
+	if t.Status == berth.TaskActive {
+		t.NextRun = next
+	}
+	return err
+}
+
+func readSchedule(t berth.Task) (schedule.Schedule, error) {
+	zone, err := time.LoadLocation(t.Zone)
+	if err != nil || t.Zone == "Local" {
+		return schedule.Schedule{}, berth.Errorf(berth.Invalid, "%.64q is no time zone: give one such as Europe/Berlin or UTC", t.Zone)
+	}
+	return schedule.Parse(t.Kind, t.Value, zone, t.Anchor)
+}
+
+func (x *tx) saveTask(t berth.Task) error {
+	return x.exec(`UPDATE scheduled_tasks SET prompt = ?, schedule_type = ?, schedule_value = ?, time_zone = ?, anchor = ?,
+			context_mode = ?, script = ?, catch_up = ?, status = ?, paused_by = ?, next_run = ? WHERE id = ?`,
+		t.Prompt, t.Kind, t.Value, t.Zone, formatTime(t.Anchor), t.Context, t.Script, t.CatchUp, t.Status, t.PausedBy, optionalTime(t.NextRun), t.ID)
+}
+
+// forgetOver removes tasks of a group that will not run again, but for the
+// newest.
+func (x *tx) forgetOver(folder string) error {
+	return x.exec(`DELETE FROM scheduled_tasks WHERE rowid IN (SELECT rowid FROM scheduled_tasks
+		WHERE group_folder = ? AND status IN ('cancelled', 'completed') ORDER BY created_at DESC, rowid DESC LIMIT -1 OFFSET ?)`, folder, maxOver)
+}
+
+const taskColumns = `id, group_folder, chat_jid, schedule_type, schedule_value, time_zone, anchor, context_mode, catch_up, status, paused_by,
+	coalesce(next_run, ''), coalesce(last_run, ''), coalesce(last_result, ''), created_by, created_at, origin`
+
+func taskFields(t *berth.Task, times *[4]string) []any {
+	return []any{&t.ID, &t.Folder, &t.ChatJID, &t.Kind, &t.Value, &t.Zone, &times[0], &t.Context, &t.CatchUp, &t.Status, &t.PausedBy,
+		&times[1], &times[2], &t.LastResult, &t.CreatedBy, &times[3], &t.Origin, &t.Prompt, &t.Script}
+}
+
+func setTimes(t *berth.Task, times [4]string) {
+	t.Anchor, t.NextRun, t.LastRun, t.CreatedAt = parseTime(times[0]), parseTime(times[1]), parseTime(times[2]), parseTime(times[3])
+}
+
+// task returns the one task for which where holds.
+func (x *tx) task(where, arg string) (t berth.Task, found bool, err error) {
+	var times [4]string
+	found, err = x.get(taskFields(&t, &times), `SELECT `+taskColumns+`, prompt, script FROM scheduled_tasks WHERE `+where, arg)
+	setTimes(&t, times)
+	return t, found, err
+}
+
+func (x *tx) liveTask(id string) (berth.Task, error) {
+	t, found, err := x.task(`id = ? AND status <> 'cancelled'`, id)
+	if err == nil && !found {
+		err = noTask(id)
+	}
+	return t, err
+}
+
+func noTask(id string) error {
+	return berth.Errorf(berth.NotFound, "there is no task %.80q", id)
+}
+
+// Task returns a task. It fails with berth.NotFound if there is none, also if it
+// was cancelled.
+func (db *DB) Task(ctx context.Context, id string) (t berth.Task, err error) {
+	var times [4]string
+	err = db.read.QueryRowContext(ctx, `SELECT `+taskColumns+`, prompt, script FROM scheduled_tasks WHERE id = ? AND status <> 'cancelled'`, id).
+		Scan(taskFields(&t, &times)...)
+	if errors.Is(err, sql.ErrNoRows) {
+		return t, noTask(id)
+	}
+	setTimes(&t, times)
+	return t, explain(err)
+}
+
+// Tasks returns the tasks of the group of a folder, or all if it is empty: first
+// the active ones, by their next run. Of prompts and scripts it returns the first
+// berth.TaskPreview characters, and of many tasks the first berth.MaxTasksList.
+func (db *DB) Tasks(ctx context.Context, folder string) ([]berth.Task, error) {
+	where, args := `status <> 'cancelled'`, []any{berth.TaskPreview, berth.MaxTasksList}
+	if folder != "" {
+		where, args = `group_folder = ?3 AND status <> 'cancelled'`, append(args, folder)
+	}
+	rows, err := db.read.QueryContext(ctx, `SELECT `+taskColumns+`, substr(prompt, 1, ?1), substr(script, 1, ?1) FROM scheduled_tasks
+		WHERE `+where+` ORDER BY next_run IS NULL, next_run, created_at, id LIMIT ?2`, args...)
+	if err != nil {
+		return nil, explain(err)
+	}
+	defer rows.Close()
+	var out []berth.Task
+	for rows.Next() {
+		var t berth.Task
+		var times [4]string
+		if err := rows.Scan(taskFields(&t, &times)...); err != nil {
+			return nil, explain(err)
+		}
+		setTimes(&t, times)
+		out = append(out, t)
+	}
+	return out, explain(rows.Err())
+}
+
+// optionalTime is NULL for the zero time.
+func optionalTime(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return formatTime(t)
+}
