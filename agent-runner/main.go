@@ -15,7 +15,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -23,6 +22,7 @@ import (
 	"berth/agent-runner/internal/engine"
 	"berth/agent-runner/internal/engine/builtin"
 	"berth/agent-runner/internal/engine/probe"
+	"berth/agent-runner/internal/forward"
 	"berth/agent-runner/internal/input"
 	"berth/agent-runner/internal/loop"
 	"berth/agent-runner/internal/reap"
@@ -50,12 +50,16 @@ func serve() int {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		logger.Printf("hide this process from its tools: %v", err)
 	}
+	if err := refuseRings(); err != nil {
+		logger.Print(err)
+	}
 	// A small heap that is swept often: the runner mostly waits, next to an agent
 	// that needs the container's memory.
 	debug.SetGCPercent(50)
-	// A stdout that is gone is an error of the write and not a deadly signal.
-	// Ignoring the signal would hand that on to every child.
-	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
+	// Of all signals, only the host's two mean something: a tool's mistaken SIGQUIT
+	// is no reason to end, and a stdout that is gone is an error of the write and
+	// not a deadly signal. Ignoring them would hand that on to every child.
+	signal.Notify(make(chan os.Signal, 1))
 
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
@@ -88,6 +92,11 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, children *reap.
 		return 1
 	}
 	out := emit.New(stdout, frames, in.RunID, in.Nonce, logger)
+	way, err := forward.Open(ctx, forward.Address, in.Gateway, logger)
+	if err != nil {
+		logger.Printf("no way out of this container: %v", err)
+	}
+	defer way.Close()
 	config := engine.Config{Input: in, WorkDir: at.group, Home: at.home, Children: children, Log: logger}
 	config.Prompt = ""
 	agent, err := engine.Registry{
@@ -100,22 +109,16 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, children *reap.
 	}
 
 	inputDir := filepath.Join(at.ipc, "input")
-	every := protocol.LookAgain
+	leasePath := filepath.Join(at.ipc, protocol.LeaseFile)
 	watch, stop := context.WithCancel(ctx)
 	defer stop()
-	wake, err := input.Watch(watch, inputDir, logger)
-	if err != nil {
-		every = 500 * time.Millisecond
-		logger.Printf("%v; looking every %v instead", err, every)
-	}
 	l := loop.Loop{
 		Input:     in,
 		Engine:    agent,
 		Out:       out,
 		Folder:    input.NewFolder(inputDir, logger),
-		Wake:      wake,
-		LookAgain: every,
-		LeasePath: filepath.Join(at.ipc, protocol.LeaseFile),
+		Wake:      input.Watch(watch, inputDir, leasePath, logger),
+		LeasePath: leasePath,
 		Log:       logger,
 	}
 	err = l.Run(ctx)

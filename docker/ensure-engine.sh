@@ -3,6 +3,9 @@
 # the agent image. Does nothing where nothing is missing; on Debian and Ubuntu, run
 # as root, it installs the distribution's docker.io and busybox-static and starts
 # the engine; elsewhere it says what to do and exits 1. DOCKER_HOST is respected.
+#
+# With --runsc it makes sure of gVisor's runsc as well, for the tests. It does not
+# tell the engine of it: docs/containers.md says how.
 set -eu
 
 default_host=unix:///var/run/docker.sock
@@ -85,6 +88,18 @@ ensure_busybox() {
 	say "no static busybox here: the agent image will have the runner's own shell only (to change that: install busybox-static)"
 }
 
+ensure_runsc() {
+	if have runsc; then
+		return
+	elif ! is_root; then
+		say "no runsc here, and no root to install it: gVisor is not tested"
+	elif ! is_debian; then
+		fail "no runsc: install gVisor (https://gvisor.dev/docs/user_guide/install/), or run the tests without root"
+	else
+		add_packages runsc && have runsc || fail "installing runsc did not work; the lines above say why"
+	fi
+}
+
 # Removes the pid files of a dockerd and a containerd that were killed. A zombie,
 # or a stranger who was given the number since, would keep a new one from
 # starting.
@@ -165,3 +180,8 @@ if ! version=$(engine_version); then
 fi
 say "Docker $version answers at $host"
 ensure_busybox
+case ${1:-} in
+'') ;;
+--runsc) ensure_runsc ;;
+*) fail "unknown argument $1: there is only --runsc" ;;
+esac

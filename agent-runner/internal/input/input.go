@@ -5,12 +5,12 @@ package input
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
@@ -98,43 +98,86 @@ func read(path string) (protocol.Message, error) {
 	return protocol.ReadMessage(file)
 }
 
+// often is the time between two looks where events are not known to come. A look
+// takes a few microseconds.
+const often = 100 * time.Millisecond
+
 // Watch returns a channel that gets a value after a file came into dir. Many
 // files may give one value. The watch ends with ctx.
-func Watch(ctx context.Context, dir string, log *log.Logger) (<-chan struct{}, error) {
-	w, err := fsnotify.NewWatcher()
+//
+// Not every container runtime passes on to its containers what the host does to a
+// mounted folder; gVisor does not, but has events for what the container itself
+// does there. So events are trusted from the moment that one tells of lease: the
+// host alone can change that file, and does so twice a minute. Until then, which
+// may be for ever, Watch looks into dir by itself.
+func Watch(ctx context.Context, dir, lease string, log *log.Logger) <-chan struct{} {
+	watcher := &watcher{dir: dir, lease: lease, log: log, wake: make(chan struct{}, 1)}
+	source, err := fsnotify.NewWatcher()
+	if err == nil {
+		err = errors.Join(source.Add(dir), source.Add(filepath.Dir(lease)))
+	}
 	if err != nil {
-		return nil, fmt.Errorf("watch the input folder: %w", err)
-	}
-	if err := w.Add(dir); err != nil {
-		_ = w.Close()
-		return nil, fmt.Errorf("watch the input folder: %w", err)
-	}
-	context.AfterFunc(ctx, func() { _ = w.Close() })
-	wake := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case wake <- struct{}{}:
-		default:
+		log.Printf("watch the input folder: %v; looking every %v instead", err, often)
+		if source != nil {
+			_ = source.Close()
 		}
+		go watcher.run(ctx, nil, nil)
+		return watcher.wake
 	}
 	go func() {
-		for {
-			select {
-			case event, ok := <-w.Events:
-				if !ok {
-					return
-				}
-				if event.Has(fsnotify.Create) { // a rename into the folder is one too
-					notify()
-				}
-			case err, ok := <-w.Errors:
-				if !ok {
-					return
-				}
-				log.Printf("watch the input folder: %v", err)
-				notify() // events may have been lost
+		defer source.Close()
+		watcher.run(ctx, source.Events, source.Errors)
+	}()
+	return watcher.wake
+}
+
+type watcher struct {
+	dir, lease string
+	log        *log.Logger
+	wake       chan struct{}
+	known      map[string]bool // at the last look
+}
+
+func (w *watcher) run(ctx context.Context, events <-chan fsnotify.Event, errs <-chan error) {
+	again := time.NewTicker(often)
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-events:
+			switch {
+			case filepath.Dir(event.Name) == w.dir && event.Has(fsnotify.Create): // a rename into the folder is one too
+				w.notify()
+			case event.Name == w.lease:
+				again.Stop()
+			}
+		case err := <-errs:
+			w.log.Printf("watch the input folder: %v", err)
+			w.notify() // events may have been lost
+		case <-again.C:
+			if w.look() {
+				w.notify()
 			}
 		}
-	}()
-	return wake, nil
+	}
+}
+
+// look reports whether the folder holds a name that it did not hold before.
+func (w *watcher) look() (found bool) {
+	entries, _ := os.ReadDir(w.dir) // Folder.Look tells what is wrong with it
+	names := make(map[string]bool, len(entries))
+	for _, entry := range entries {
+		names[entry.Name()] = true
+		found = found || !w.known[entry.Name()]
+	}
+	w.known = names
+	return found
+}
+
+func (w *watcher) notify() {
+	select {
+	case w.wake <- struct{}{}:
+	default:
+	}
 }

@@ -2,13 +2,18 @@ package input
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"io"
 	"log"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/fsnotify/fsnotify"
 	"golang.org/x/sys/unix"
 
 	"berth/agent-runner/protocol"
@@ -88,17 +93,11 @@ func TestMissingFolderIsEmpty(t *testing.T) {
 		t.Errorf("files %v, closing %v, log %s", files, closing, &stderr)
 	}
 	folder.RemoveClose()
-	if _, err := Watch(t.Context(), filepath.Join(t.TempDir(), "missing"), log.New(io.Discard, "", 0)); err == nil {
-		t.Error("watching a missing folder works")
-	}
 }
 
 func TestWatch(t *testing.T) {
-	dir := t.TempDir()
-	wake, err := Watch(t.Context(), dir, log.New(io.Discard, "", 0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, lease := ipc(t)
+	wake := Watch(t.Context(), dir, lease, log.New(io.Discard, "", 0))
 	folder := NewFolder(dir, log.New(io.Discard, "", 0))
 	for i := range int64(5) {
 		drop(t, dir, protocol.InputName(i), `{"type":"message","text":"a"}`)
@@ -109,4 +108,89 @@ func TestWatch(t *testing.T) {
 		}
 		folder.Remove(protocol.InputName(i))
 	}
+}
+
+// ipc returns an input folder and the lease above it.
+func ipc(t *testing.T) (dir, lease string) {
+	t.Helper()
+	above := t.TempDir()
+	dir, lease = filepath.Join(above, "input"), filepath.Join(above, protocol.LeaseFile)
+	if err := errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(lease, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return dir, lease
+}
+
+// What the host does to the lease is an event here, as on every usual runtime.
+func TestWatchTrustsEventsAfterTheLease(t *testing.T) {
+	dir, lease := ipc(t)
+	source, err := fsnotify.NewWatcher()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer source.Close()
+	if err := source.Add(filepath.Dir(lease)); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(lease, time.Now(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	event := <-source.Events
+
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		events := make(chan fsnotify.Event)
+		w := &watcher{dir: dir, lease: lease, log: log.New(io.Discard, "", 0), wake: make(chan struct{}, 1)}
+		ended := make(chan struct{})
+		go func() { defer close(ended); w.run(ctx, events, nil) }()
+		woken := func() bool {
+			time.Sleep(often)
+			synctest.Wait()
+			select {
+			case <-w.wake:
+				return true
+			default:
+				return false
+			}
+		}
+
+		// No event comes: what comes is found all the same, and told once.
+		drop(t, dir, protocol.InputName(1), `{}`)
+		if !woken() || woken() {
+			t.Error("not woken once by a file without an event")
+		}
+		// An event in the folder proves nothing: a tool may have caused it.
+		events <- fsnotify.Event{Name: filepath.Join(dir, "x.json"), Op: fsnotify.Create}
+		if !woken() {
+			t.Error("not woken by an event")
+		}
+		drop(t, dir, protocol.InputName(2), `{}`)
+		if !woken() {
+			t.Error("not woken by a second file without an event")
+		}
+		events <- event
+		drop(t, dir, protocol.InputName(3), `{}`)
+		if woken() {
+			t.Error("it still looks, though events come")
+		}
+		events <- fsnotify.Event{Name: filepath.Join(dir, protocol.InputName(3)), Op: fsnotify.Create}
+		if !woken() {
+			t.Error("not woken by an event after the lease's")
+		}
+		cancel()
+		<-ended
+	})
+}
+
+// Without inotify, for example when the user's instances are used up, files are
+// found as well.
+func TestWatchWithoutEvents(t *testing.T) {
+	dir, _ := ipc(t)
+	var stderr bytes.Buffer
+	wake := Watch(t.Context(), dir, filepath.Join(dir, "missing", protocol.LeaseFile), log.New(&stderr, "", 0))
+	if !strings.Contains(stderr.String(), "looking every") {
+		t.Errorf("log: %s", &stderr)
+	}
+	drop(t, dir, protocol.InputName(1), `{}`)
+	<-wake
 }

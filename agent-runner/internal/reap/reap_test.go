@@ -125,3 +125,25 @@ func parentOf(pid int) (int, error) {
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	return strconv.Atoi(fields[1])
 }
+
+func TestToolsGoFirst(t *testing.T) {
+	var children Children
+	cmd := exec.Command("cat")
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := children.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(fmt.Sprintf("/proc/%d/oom_score_adj", cmd.Process.Pid))
+	if err != nil || string(got) != "1000\n" {
+		t.Errorf("got %q, %v, want 1000", got, err)
+	}
+	if err := stdin.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := children.Wait(cmd); err != nil {
+		t.Error(err)
+	}
+}

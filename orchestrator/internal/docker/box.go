@@ -175,6 +175,18 @@ func (b *box) start(ctx context.Context, c *client.Client, spec turn.Spec, stdin
 	})
 
 	crash.At(crash.Started)
+	if spec.Started != nil {
+		ins, err := c.ContainerInspect(ctx, b.id)
+		if err != nil {
+			return b.e.explain(ctx, err, "look at the new container")
+		}
+		// One that has exited by now is told of by its exit.
+		if pid := ins.State.Pid; pid > 0 {
+			if err := spec.Started(pid); err != nil {
+				return err
+			}
+		}
+	}
 	_ = conn.Conn.SetWriteDeadline(time.Now().Add(callTimeout))
 	stop := context.AfterFunc(ctx, func() { _ = conn.Conn.SetWriteDeadline(time.Unix(1, 0)) })
 	defer stop()

@@ -461,6 +461,37 @@ func TestHardening(t *testing.T) {
 	}
 }
 
+// Read-only holds also where another file system is mounted below the folder; it
+// would come along writable, since read-only is a word about one mount.
+func TestReadOnlyBelow(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to mount something")
+	}
+	folder := t.TempDir()
+	disk := filepath.Join(folder, "disk")
+	if err := os.Mkdir(disk, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("none", disk, "tmpfs", 0, "mode=0777"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := syscall.Unmount(disk, syscall.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	e := newEngine(t, dockerHost)
+	for _, readOnly := range []bool{true, false} {
+		spec := testSpec()
+		spec.Mounts = []berth.Mount{{Source: folder, Target: "/workspace/extra", ReadOnly: readOnly}}
+		got, _ := drain(t, startSpec(t, e, spec, "write /workspace/extra/disk/x"))
+		_, err := os.Stat(filepath.Join(disk, "x"))
+		if written := err == nil; written == readOnly {
+			t.Errorf("read-only %v: the container got %q, and the file is there: %v", readOnly, got, written)
+		}
+	}
+}
+
 func TestEvents(t *testing.T) {
 	e := newEngine(t, dockerHost)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -862,4 +893,32 @@ func (l *link) cut() {
 	l.listener, l.conns = nil, nil
 	l.mu.Unlock()
 	l.wg.Wait()
+}
+
+// W51: what started is looked at before it is told anything, and goes unheard if it
+// is not what was asked for.
+func TestW51StartedContainerIsLookedAt(t *testing.T) {
+	e := newEngine(t, dockerHost)
+	dir := t.TempDir()
+	spec := testSpec()
+	spec.UID, spec.GID = os.Getuid(), os.Getgid()
+	spec.Mounts = []berth.Mount{{Source: dir, Target: "/workspace/group"}}
+	seen := 0
+	spec.Started = func(pid int) error {
+		seen = pid
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err != nil {
+			t.Errorf("the process is not there: %v", err)
+		}
+		return berth.Errorf(berth.Denied, "exchanged")
+	}
+	_, err := e.Start(t.Context(), spec, []byte("secret prompt"), anyID)
+	if known, ok := errors.AsType[*berth.Error](err); !ok || known.Kind != berth.Denied || seen == 0 {
+		t.Fatalf("got %v, after a look at process %d", err, seen)
+	}
+	left, err := e.Containers(t.Context())
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v %v", left, err)
+	}
+	spec.RunID, spec.Started = berth.NewID(8), func(int) error { return nil }
+	startSpec(t, e, spec, "{}")
 }

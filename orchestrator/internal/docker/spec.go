@@ -41,6 +41,7 @@ func render(spec turn.Spec, install string) rendered {
 		AttachStderr: true,
 		OpenStdin:    true,
 		StdinOnce:    true,
+		StopSignal:   "SIGTERM", // whatever the image says: the runner knows this one
 		// An image's health check would run beside the agent for nobody.
 		Healthcheck: &container.HealthConfig{Test: []string{"NONE"}},
 		Labels: map[string]string{
@@ -72,7 +73,16 @@ func render(spec turn.Spec, install string) rendered {
 			"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=256m",
 			"/run": "rw,noexec,nosuid,nodev,mode=1777,size=16m",
 		},
-		IpcMode:     container.IPCModePrivate,
+		// What lies in /tmp, /run and here counts as the container's memory.
+		ShmSize:      64 << 20,
+		IpcMode:      container.IPCModePrivate,
+		CgroupnsMode: container.CgroupnsModePrivate, // with version 1 of cgroups, the engine's default is the host's
+		// The files of a group belong to the user of its container by number, also
+		// where the engine gives others shifted numbers (userns-remap).
+		UsernsMode: "host",
+		// When the host runs out of memory, an agent goes before the daemon, the
+		// engine and everything else.
+		OomScoreAdj: 500,
 		NetworkMode: container.NetworkMode(network),
 		Runtime:     spec.Runtime,
 		// stdout is ours by attach; nothing of a chat goes to the engine's logs.
@@ -83,15 +93,18 @@ func render(spec turn.Spec, install string) rendered {
 			MemorySwap: spec.Memory, // memory and swap together: no swap
 			NanoCPUs:   int64(math.Round(spec.CPUs * 1e9)),
 			PidsLimit:  new(spec.Pids),
-			Ulimits:    []*units.Ulimit{{Name: "nofile", Soft: 4096, Hard: 4096}},
+			Ulimits: []*units.Ulimit{
+				{Name: "nofile", Soft: 4096, Hard: 4096},
+				{Name: "core", Soft: 0, Hard: 0}, // a core file would hold the runner's secrets
+			},
 		},
 	}
 
 	for _, m := range spec.Mounts {
-		host.Mounts = append(host.Mounts, bind(m.Source, m.Target, m.ReadOnly))
+		host.Mounts = append(host.Mounts, bind(m.Source, m.Target, m.ReadOnly, m.Alone))
 	}
 	if spec.Runner != "" {
-		host.Mounts = append(host.Mounts, bind(spec.Runner, protocol.RunnerPath, true))
+		host.Mounts = append(host.Mounts, bind(spec.Runner, protocol.RunnerPath, true, true))
 		config.Entrypoint = []string{protocol.RunnerPath}
 	}
 	return rendered{
@@ -104,12 +117,17 @@ func render(spec turn.Spec, install string) rendered {
 // bind returns a bind mount. As a struct and not as "source:target", because a
 // path may hold a colon; and without creation of what is missing, because Docker
 // would create it as root.
-func bind(source, target string, readOnly bool) mount.Mount {
+func bind(source, target string, readOnly, alone bool) mount.Mount {
 	return mount.Mount{
-		Type:        mount.TypeBind,
-		Source:      source,
-		Target:      target,
-		ReadOnly:    readOnly,
-		BindOptions: &mount.BindOptions{Propagation: mount.PropagationRPrivate},
+		Type:     mount.TypeBind,
+		Source:   source,
+		Target:   target,
+		ReadOnly: readOnly,
+		BindOptions: &mount.BindOptions{
+			Propagation: mount.PropagationRPrivate,
+			// Read-only holds for the mount itself: another file system that is
+			// mounted below the source would come along writable.
+			NonRecursive: readOnly || alone,
+		},
 	}
 }

@@ -60,6 +60,8 @@ func main() {
 		}
 	case "look":
 		look()
+	case "write":
+		fmt.Print(os.WriteFile(rest, []byte("x"), 0o600))
 	}
 }
 
