@@ -30,7 +30,7 @@ demo: engine build ## play the uses of Berth with real containers and say what e
 	@$(GO) run ./orchestrator/demo -berth $(BIN)/berth
 
 .PHONY: test
-test: engine build check ## check, then all tests, with the race detector and a real engine
+test: gvisor build check ## check, then all tests, with the race detector and a real engine
 	$(GO) test -race -tags docker -timeout 9m $(PACKAGES)
 
 .PHONY: check
@@ -57,7 +57,8 @@ fuzz: ## fuzz everything that strangers write, SECONDS=60 each
 	@for pkg in $$($(GO) list $(PACKAGES)); do \
 		for name in $$($(GO) test -list '^Fuzz' $$pkg | grep ^Fuzz); do \
 			echo "$$pkg $$name"; \
-			$(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(SECONDS),60)s $$pkg | tail -n 2; \
+			out=$$($(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(or $(SECONDS),60)s -fuzzminimizetime 100x $$pkg 2>&1) || { echo "$$out"; exit 1; }; \
+			echo "$$out" | tail -n 2; \
 		done; \
 	done
 
@@ -78,6 +79,10 @@ image: engine build ## build the agent image
 .PHONY: engine
 engine:
 	@docker/ensure-engine.sh
+
+.PHONY: gvisor
+gvisor:
+	@docker/ensure-engine.sh --runsc
 
 .PHONY: clean
 clean: ## remove what was built; live data stays

@@ -14,6 +14,8 @@ import (
 
 	"github.com/joho/godotenv"
 	"go.uber.org/zap/zapcore"
+
+	"berth/orchestrator/internal/gateway"
 )
 
 // Config is every setting of the program. It is read once, at the start.
@@ -34,11 +36,17 @@ type Config struct {
 	ContainerMemory  int64 // bytes
 	ContainerCPUs    float64
 	ContainerPids    int64
+	MaxMemory        int64 // what a group may have by a setting of its own
+	MaxCPUs          float64
+	MaxPids          int64
 	ContainerNetwork string // "none" or "bridge"
 	Runtime          string // empty: the container engine's default
 	DockerHost       string // empty: the usual socket
 	DockerCertPath   string // empty: no TLS
 	MountAllowlist   string // absolute
+	SenderAllowlist  string // absolute; empty: none was named
+	Egress           []string
+	Budget           gateway.Budget // of each group
 
 	Timezone     *time.Location
 	TimezoneName string // what containers get as TZ
@@ -50,6 +58,7 @@ type Config struct {
 
 	AnthropicAPIKey      Secret
 	ClaudeCodeOAuthToken Secret
+	AnthropicBaseURL     string
 	OpenAIAPIKey         Secret
 	OpenAIBaseURL        string
 	AgentModel           string
@@ -154,6 +163,7 @@ func LoadConfig(flags map[string]string, environ []string) (Config, error) {
 	if err := c.checkAllowlist(); err != nil {
 		faults = append(faults, err)
 	}
+	faults = append(faults, c.checkLimits()...)
 	if len(faults) > 0 {
 		return Config{}, errors.Join(faults...)
 	}
@@ -184,14 +194,40 @@ func home(fromEnv string) string {
 	return ""
 }
 
-// checkAllowlist keeps the allowlist out of the folders that containers see.
+// checkAllowlist keeps the allowlists out of the folders that containers see.
 func (c Config) checkAllowlist() error {
 	for _, dir := range []string{"groups", "data", "store"} {
-		if strings.HasPrefix(c.MountAllowlist, filepath.Join(c.Root, dir)+"/") {
-			return fmt.Errorf("BERTH_MOUNT_ALLOWLIST=%q: it lies in %s/, which holds what containers write: keep it outside the root", c.MountAllowlist, dir)
+		for name, file := range map[string]string{"BERTH_MOUNT_ALLOWLIST": c.MountAllowlist, "BERTH_SENDER_ALLOWLIST": c.SenderAllowlist} {
+			if strings.HasPrefix(file, filepath.Join(c.Root, dir)+"/") {
+				return fmt.Errorf("%s=%q: it lies in %s/, which holds what containers write: keep it outside the root", name, file, dir)
+			}
 		}
 	}
 	return nil
+}
+
+// checkLimits returns the limits of a single group that are below what every group
+// gets. A limit that nobody set gives way instead.
+func (c *Config) checkLimits() (faults []error) {
+	given := make(map[string]Value)
+	for _, v := range c.values {
+		given[v.Name] = v
+	}
+	check := func(what string, below bool, giveWay func()) {
+		most, all := given["CONTAINER_MAX_"+what], given["CONTAINER_"+what]
+		switch {
+		case !below:
+		case most.Source == "default":
+			giveWay()
+		default:
+			faults = append(faults, fmt.Errorf("%s=%q (%s): it is less than %s=%s, which every group gets: raise the one or lower the other",
+				most.Name, most.Value, most.Source, all.Name, all.Value))
+		}
+	}
+	check("MEMORY", c.MaxMemory < c.ContainerMemory, func() { c.MaxMemory = c.ContainerMemory })
+	check("CPUS", c.MaxCPUs < c.ContainerCPUs, func() { c.MaxCPUs = c.ContainerCPUs })
+	check("PIDS", c.MaxPids < c.ContainerPids, func() { c.MaxPids = c.ContainerPids })
+	return faults
 }
 
 const maxEnvFile = 1 << 20

@@ -15,14 +15,19 @@ import (
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/console"
 	"berth/orchestrator/internal/dispatch"
+	"berth/orchestrator/internal/gateway"
 	"berth/orchestrator/internal/mount"
 	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/web"
 )
 
+// operator begins the ids of senders who write through the control socket.
+const operator = "console:"
+
 // control is the daemon as the control socket sees it.
 type control struct {
 	texts
+	ledger
 	cfg        Config
 	started    time.Time
 	bell       *bell.Bell
@@ -32,6 +37,7 @@ type control struct {
 	shutdown   func()
 	health     *health
 	allowlist  *mount.Allowlist
+	guests     guests
 }
 
 var _ web.Backend = (*control)(nil)
@@ -110,8 +116,10 @@ func (c *control) Status(ctx context.Context) (web.Status, error) {
 			s.Alarms = append(s.Alarms, fmt.Sprintf("group %s: %d messages given up until the next one comes: %s", g.Folder, st.Pending, st.LastError))
 		}
 	}
-	if text := c.allowlist.Alarm(); text != "" {
-		s.Alarms = append(s.Alarms, text)
+	for _, text := range []string{c.allowlist.Alarm(), c.guests.Alarm()} {
+		if text != "" {
+			s.Alarms = append(s.Alarms, text)
+		}
 	}
 	letters, err := c.db.DeadLetters(ctx, 3)
 	if err != nil {
@@ -175,18 +183,42 @@ func newGroup(in web.NewGroup) (berth.Group, error) {
 	if g.Name == "" {
 		g.Name = g.Folder
 	}
-	for what, text := range map[string]string{"chat": g.JID, "name": g.Name, "trigger": g.Trigger} {
-		if len(text) > 256 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }) {
-			return berth.Group{}, berth.Errorf(berth.Invalid, "the %s %.40q cannot be used: at most 256 bytes and no control characters", what, text)
-		}
-	}
-	if e := g.Container.Engine; e != "" && !slices.Contains(engines, e) {
-		return berth.Group{}, berth.Errorf(berth.Invalid, "there is no engine %.40q: give one of %s, or leave it out", e, strings.Join(engines, ", "))
-	}
 	if console.Owns(g.JID) && g.JID != console.JID(g.Folder) {
 		return berth.Group{}, berth.Errorf(berth.Invalid, "chat %s belongs to the folder %s: leave --jid out, or choose that folder", g.JID, strings.TrimPrefix(g.JID, console.JID("")))
 	}
-	return g, nil
+	return g, validGroup(g)
+}
+
+// validGroup returns a berth.Invalid error unless everything that a person may set
+// can be used.
+func validGroup(g berth.Group) error {
+	for what, text := range map[string]string{"chat": g.JID, "name": g.Name, "trigger": g.Trigger} {
+		if len(text) > 256 || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\uFFFD' }) {
+			return berth.Errorf(berth.Invalid, "the %s %.40q cannot be used: at most 256 bytes and no control characters", what, text)
+		}
+	}
+	c := g.Container
+	if e := c.Engine; e != "" && !slices.Contains(engines, e) {
+		return berth.Errorf(berth.Invalid, "there is no engine %.40q: give one of %s, or leave it out", e, strings.Join(engines, ", "))
+	}
+	if _, err := gateway.ParseEgress(c.Egress); err != nil {
+		return berth.Errorf(berth.Invalid, "egress: %w", err)
+	}
+	switch {
+	case c.Image != "" && (!imagePattern.MatchString(c.Image) || len(c.Image) > 512):
+		return berth.Errorf(berth.Invalid, "image %.40q cannot be used: give one such as ghcr.io/you/agent:1", c.Image)
+	case c.MemoryMiB != 0 && (c.MemoryMiB < minMemoryMiB || c.MemoryMiB > 1<<30):
+		return berth.Errorf(berth.Invalid, "a memory of %d MiB cannot be used: give at least %d", c.MemoryMiB, minMemoryMiB)
+	case c.CPUs != 0 && !(c.CPUs >= 0.01 && c.CPUs <= 1024):
+		return berth.Errorf(berth.Invalid, "%v processors cannot be used: give a number from 0.01 to 1024", c.CPUs)
+	case c.Pids != 0 && (c.Pids < 8 || c.Pids > 1<<22):
+		return berth.Errorf(berth.Invalid, "%d processes cannot be used: give a whole number of at least 8", c.Pids)
+	case c.TimeoutMS != 0 && (c.TimeoutMS < 1 || c.TimeoutMS > 10_000*time.Hour.Milliseconds()):
+		return berth.Errorf(berth.Invalid, "a timeout of %d ms cannot be used: give at most 10000 hours", c.TimeoutMS)
+	case len(c.AdditionalMounts) > maxMounts:
+		return berth.Errorf(berth.Invalid, "%d mounts are too many: at most %d", len(c.AdditionalMounts), maxMounts)
+	}
+	return nil
 }
 
 func (c *control) AddGroup(ctx context.Context, in web.NewGroup) (web.Group, error) {
@@ -198,6 +230,15 @@ func (c *control) AddGroup(ctx context.Context, in web.NewGroup) (web.Group, err
 		return web.Group{}, err
 	}
 	return describe(g, g.EffectiveTrigger(c.cfg.AssistantName), berth.Standing{}), nil
+}
+
+func (c *control) UpdateGroup(ctx context.Context, folder string, in web.GroupChange) (web.Group, error) {
+	g, err := c.dispatcher.UpdateGroup(ctx, folder, func(g berth.Group) (berth.Group, error) { return changeGroup(g, in) })
+	if err != nil {
+		return web.Group{}, err
+	}
+	standings, err := c.db.Standings(ctx)
+	return describe(g, g.EffectiveTrigger(c.cfg.AssistantName), standings[g.JID]), err
 }
 
 func (c *control) RemoveGroup(ctx context.Context, folder string) error {
@@ -243,7 +284,7 @@ func (c *control) Send(ctx context.Context, in web.NewMessage) (web.Accepted, er
 		return web.Accepted{}, berth.Errorf(berth.Invalid, "the id may have 128 bytes and the sender 256")
 	}
 	m, err := c.dispatcher.Receive(ctx, berth.Message{
-		ID: in.ID, ChatJID: g.JID, Sender: "console:" + in.Sender, SenderName: in.Sender, Text: in.Text, Time: time.Now(),
+		ID: in.ID, ChatJID: g.JID, Sender: operator + in.Sender, SenderName: in.Sender, Text: in.Text, Time: time.Now(),
 	})
 	return web.Accepted{Seq: m.Seq, Wakes: m.Wakes}, err
 }

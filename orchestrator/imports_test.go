@@ -20,17 +20,21 @@ var mayImport = map[string]string{
 	"orchestrator/internal/crash": "",
 	// what decides
 	"orchestrator/internal/queue":     "",
-	"orchestrator/internal/mount":     "berth",
+	"orchestrator/internal/listfile":  "",
+	"orchestrator/internal/mount":     "berth listfile",
+	"orchestrator/internal/senders":   "berth listfile",
 	"orchestrator/internal/workspace": "berth protocol",
+	"orchestrator/internal/schedule":  "berth",
 	"orchestrator/internal/outbox":    "berth crash",
 	"orchestrator/internal/dispatch":  "berth crash queue",
 	"orchestrator/internal/turn":      "berth crash mount protocol queue workspace",
 	// adapters
-	"orchestrator/internal/sqlite":  "berth",
+	"orchestrator/internal/sqlite":  "berth schedule", // a task's next run is computed in the transaction that changes it
 	"orchestrator/internal/docker":  "berth crash protocol turn",
 	"orchestrator/internal/ipc":     "berth crash protocol turn workspace",
 	"orchestrator/internal/console": "bell berth",
 	"orchestrator/internal/web":     "berth",
+	"orchestrator/internal/gateway": "berth",
 }
 
 // owners are the libraries that one package alone may import.

@@ -16,6 +16,7 @@ import (
 type storeAPI interface {
 	groupsAPI
 	outboxAPI
+	ledgerAPI
 }
 
 var _ storeAPI = (*web.Client)(nil)
@@ -43,6 +44,7 @@ func (a *app) withStore(ctx context.Context, fn func(context.Context, storeAPI) 
 // offline is the store without a daemon.
 type offline struct {
 	texts
+	ledger
 	cfg Config
 }
 
@@ -61,7 +63,7 @@ func openOffline(cfg Config) (storeAPI, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, lock.Close())
 	}
-	return &offline{texts{db}, cfg}, func() error { return errors.Join(db.Close(), lock.Close()) }, nil
+	return &offline{texts{db}, ledger{db, cfg.Timezone}, cfg}, func() error { return errors.Join(db.Close(), lock.Close()) }, nil
 }
 
 func (o *offline) Groups(ctx context.Context) ([]web.Group, error) {
@@ -89,6 +91,15 @@ func (o *offline) AddGroup(ctx context.Context, in web.NewGroup) (web.Group, err
 		return web.Group{}, err
 	}
 	return describe(g, o.trigger(g), berth.Standing{}), nil
+}
+
+func (o *offline) UpdateGroup(ctx context.Context, folder string, in web.GroupChange) (web.Group, error) {
+	g, err := o.db.UpdateGroup(ctx, folder, func(g berth.Group) (berth.Group, error) { return changeGroup(g, in) })
+	if err != nil {
+		return web.Group{}, err
+	}
+	standings, err := o.db.Standings(ctx)
+	return describe(g, o.trigger(g), standings[g.JID]), err
 }
 
 func (o *offline) RemoveGroup(ctx context.Context, folder string) error {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,7 +25,6 @@ import (
 	"berth/orchestrator/internal/dispatch"
 	"berth/orchestrator/internal/docker"
 	"berth/orchestrator/internal/ipc"
-	"berth/orchestrator/internal/mount"
 	"berth/orchestrator/internal/outbox"
 	"berth/orchestrator/internal/sqlite"
 	"berth/orchestrator/internal/turn"
@@ -91,27 +91,35 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	}
 	state := &health{alarms: make(map[string]string), image: web.Image{Ref: cfg.Image}}
 	images := &images{cfg: cfg, engine: engine, files: files, health: state, log: log.Named("image")}
-	allowlist := mount.New(cfg.MountAllowlist, cfg.Root, cfg.Home, dockerSockets(cfg.DockerHost)...)
-	var dispatcher *dispatch.Dispatcher
-	requests := ipc.New(db, func(jid string) bool { return dispatcher.Registered(jid) }, tree.ErrorDir(), log.Named("ipc"))
+	allowlist := newAllowlist(cfg)
+	guests := newGuests(cfg, tree, log.Named("senders"))
+	doors, err := newDoors(cfg, tree, db, log.Named("gateway"))
+	if err != nil {
+		return err
+	}
+	defer doors.Close()
+	groups := &registry{} // dispatch needs the runner, which needs the requests
+	requests := ipc.New(ipc.Options{Store: db, Groups: groups, Zone: cfg.Timezone, ErrorDir: tree.ErrorDir(), Log: log.Named("ipc")})
 	runner := turn.New(turn.Config{
 		Assistant: cfg.AssistantName, Image: state.imageRef, Runner: files.Runner, EngineName: cfg.Engine, Location: cfg.Timezone,
 		MaxOutput: cfg.MaxOutput, Timeout: cfg.ContainerTimeout, IdleTimeout: cfg.IdleTimeout,
 		Memory: cfg.ContainerMemory, CPUs: cfg.ContainerCPUs, Pids: cfg.ContainerPids, Network: cfg.ContainerNetwork, Runtime: cfg.Runtime,
+		Limits: turn.Limits{Memory: cfg.MaxMemory, CPUs: cfg.MaxCPUs, Pids: cfg.MaxPids},
 	}, turn.Deps{
 		Store: db, Engine: engine, Tree: tree, Mounts: allowlist,
-		Requests: requests, Typing: term.SetTyping, Rebuild: images.ensure, Log: log.Named("turn"),
+		Requests: requests, Gateway: doors, Typing: term.SetTyping, Rebuild: images.ensure, Log: log.Named("turn"),
 	})
-	dispatcher, err = dispatch.New(ctx, dispatch.Options{
+	dispatcher, err := dispatch.New(ctx, dispatch.Options{
 		Store: db, Runs: runner, Fleet: fleet{engine}, Limit: cfg.MaxContainers, IdleTimeout: cfg.IdleTimeout,
-		Assistant: cfg.AssistantName, Log: log.Named("dispatch"),
+		Assistant: cfg.AssistantName, Senders: guests, GroupsChanged: func() { requests.Refresh() }, Log: log.Named("dispatch"),
 	})
 	if err != nil {
 		return err
 	}
+	groups.Dispatcher = dispatcher
 	ctl := &control{
-		texts: texts{db}, cfg: cfg, started: started, bell: &chats, console: term, dispatcher: dispatcher, runner: runner,
-		shutdown: shutdown, health: state, allowlist: allowlist,
+		texts: texts{db}, ledger: ledger{db, cfg.Timezone}, cfg: cfg, started: started, bell: &chats, console: term, dispatcher: dispatcher, runner: runner,
+		shutdown: shutdown, health: state, allowlist: allowlist, guests: guests,
 	}
 	if opts.SampleGroups {
 		if err := ctl.addSamples(ctx); err != nil {
@@ -132,6 +140,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	pool := &pool{
 		engine: engine, images: images, dispatcher: dispatcher, health: state, log: log.Named("pool"),
 		ready: sync.OnceFunc(func() {
+			sweep(ctx, doors, db, log)
 			state.set(func(h *health) { h.ready = true })
 			log.Info("ready", zap.Duration("after", time.Since(started)))
 			if opts.Ready != nil {
@@ -148,6 +157,19 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	within(shutdownGrace, sender.Shutdown)
 	log.Info("stopped")
 	return err
+}
+
+// sweep removes the doors of runs that are over.
+func sweep(ctx context.Context, doors doors, db *sqlite.DB, log *zap.Logger) {
+	live, err := db.LiveRuns(ctx)
+	if err == nil {
+		err = doors.Sweep(func(id string) bool {
+			return slices.ContainsFunc(live, func(r berth.Run) bool { return r.ID == id })
+		})
+	}
+	if err != nil {
+		log.Warn("remove old doors of the gateway", zap.Error(err))
+	}
 }
 
 // within calls stop with a context that ends after grace, whatever else ended.
@@ -349,6 +371,9 @@ func (r router) Pace(chat string) outbox.Pace {
 	}
 	return outbox.DefaultPace
 }
+
+// registry shows ipc the groups, once dispatch is made: before, no run asks.
+type registry struct{ *dispatch.Dispatcher }
 
 // fleet shows dispatch the containers of this install.
 type fleet struct{ *docker.Engine }

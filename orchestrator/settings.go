@@ -17,6 +17,8 @@ import (
 	_ "time/tzdata" // zones must load where the system has none
 
 	"go.uber.org/zap/zapcore"
+
+	"berth/orchestrator/internal/gateway"
 )
 
 // engines are the agent engines that the runner has.
@@ -37,11 +39,15 @@ var settings = []setting{
 	{name: "CONTAINER_MEMORY", def: "1GiB", help: "memory of one container", set: size(func(c *Config) *int64 { return &c.ContainerMemory }, 6<<20)},
 	{name: "CONTAINER_CPUS", def: "1", help: "processors of one container", set: setCPUs},
 	{name: "CONTAINER_PIDS", def: "256", help: "processes of one container", set: setPids},
+	{name: "CONTAINER_MAX_MEMORY", def: "4GiB", help: "most memory that a group may have by a setting of its own", set: size(func(c *Config) *int64 { return &c.MaxMemory }, 6<<20)},
+	{name: "CONTAINER_MAX_CPUS", def: "4", help: "most processors of the same", set: cpus(func(c *Config) *float64 { return &c.MaxCPUs })},
+	{name: "CONTAINER_MAX_PIDS", def: "1024", help: "most processes of the same", set: pids(func(c *Config) *int64 { return &c.MaxPids })},
 	{name: "CONTAINER_NETWORK", def: "none", help: "none, or bridge for the open network", set: oneOf(func(c *Config) *string { return &c.ContainerNetwork }, "none", "bridge")},
 	{name: "CONTAINER_RUNTIME", help: "container runtime, for example runsc for gVisor", set: pattern(func(c *Config) *string { return &c.Runtime }, `^[A-Za-z0-9][A-Za-z0-9._-]*$`, "give a runtime's name such as runsc")},
 	{name: "DOCKER_HOST", help: "the Docker engine; empty: its usual socket", set: setDockerHost},
 	{name: "DOCKER_CERT_PATH", help: "folder with ca.pem, cert.pem and key.pem for a Docker engine over TLS", set: setDockerCerts},
 	{name: "BERTH_MOUNT_ALLOWLIST", def: "~/.config/berth/mount-allowlist.json", help: "host folders that groups may be given", set: setMountAllowlist},
+	{name: "BERTH_SENDER_ALLOWLIST", help: "whose messages count; empty: everybody's, unless ~/.config/berth/sender-allowlist.json is there", set: setSenderAllowlist},
 
 	{name: "TZ", help: "time zone of schedules and containers; empty: the system's", set: setTimezone},
 	{name: "LOG_LEVEL", def: "info", help: "trace, debug, info, warn, error, fatal or silent", set: setLogLevel},
@@ -51,10 +57,15 @@ var settings = []setting{
 	{name: "CREDENTIALS", def: "gateway", help: "gateway: keys stay on the host; this version has no other way", set: oneOf(func(c *Config) *string { return &c.Credentials }, "gateway")},
 	{name: "FOLLOW_UP", def: "queue", help: "queue: messages for a busy agent wait for the end of its turn", set: oneOf(func(c *Config) *string { return &c.FollowUp }, "queue")},
 
+	{name: "EGRESS", help: "hosts that every container may reach through the gateway, such as pypi.org,*.example.org:443", set: setEgress},
+	{name: "DAILY_REQUESTS", def: "0", help: "requests to a model that a group may make in a day; 0: no limit", set: number(func(c *Config) *int64 { return &c.Budget.Requests })},
+	{name: "DAILY_TOKENS", def: "0", help: "tokens that a group may use in a day; 0: no limit", set: number(func(c *Config) *int64 { return &c.Budget.Tokens })},
+
 	{name: "ANTHROPIC_API_KEY", help: "key for Anthropic's API", secret: true, set: secret(func(c *Config) *Secret { return &c.AnthropicAPIKey })},
 	{name: "CLAUDE_CODE_OAUTH_TOKEN", help: "token of a Claude subscription", secret: true, set: secret(func(c *Config) *Secret { return &c.ClaudeCodeOAuthToken })},
+	{name: "ANTHROPIC_BASE_URL", help: "address of an API like Anthropic's; empty: its own", set: baseURL(func(c *Config) *string { return &c.AnthropicBaseURL }, "http://localhost:4000")},
 	{name: "OPENAI_API_KEY", help: "key for an OpenAI-compatible API", secret: true, set: secret(func(c *Config) *Secret { return &c.OpenAIAPIKey })},
-	{name: "OPENAI_BASE_URL", help: "address of an OpenAI-compatible API", set: setBaseURL},
+	{name: "OPENAI_BASE_URL", help: "address of an OpenAI-compatible API", set: baseURL(func(c *Config) *string { return &c.OpenAIBaseURL }, "http://localhost:11434/v1")},
 }
 
 // maxSocketPath is what the kernel takes as the path of a unix socket.
@@ -119,21 +130,33 @@ func setMaxContainers(c *Config, value string) error {
 }
 
 func setCPUs(c *Config, value string) error {
-	n, err := strconv.ParseFloat(value, 64)
-	if err != nil || !(n >= 0.01 && n <= 1024) {
-		return errors.New("give a number from 0.01 to 1024, such as 1.5")
+	return cpus(func(c *Config) *float64 { return &c.ContainerCPUs })(c, value)
+}
+
+func cpus(field func(*Config) *float64) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		n, err := strconv.ParseFloat(value, 64)
+		if err != nil || !(n >= 0.01 && n <= 1024) {
+			return errors.New("give a number from 0.01 to 1024, such as 1.5")
+		}
+		*field(c) = n
+		return nil
 	}
-	c.ContainerCPUs = n
-	return nil
 }
 
 func setPids(c *Config, value string) error {
-	n, err := strconv.ParseInt(value, 10, 64)
-	if err != nil || n < 8 || n > 1<<22 {
-		return errors.New("give a whole number of at least 8")
+	return pids(func(c *Config) *int64 { return &c.ContainerPids })(c, value)
+}
+
+func pids(field func(*Config) *int64) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || n < 8 || n > 1<<22 {
+			return errors.New("give a whole number of at least 8")
+		}
+		*field(c) = n
+		return nil
 	}
-	c.ContainerPids = n
-	return nil
 }
 
 func setDockerHost(c *Config, value string) error {
@@ -157,11 +180,19 @@ func setDockerCerts(c *Config, value string) error {
 }
 
 func setMountAllowlist(c *Config, value string) error {
-	path := expandHome(value, c.Home)
+	return listFile(&c.MountAllowlist, c.Home, value)
+}
+
+func setSenderAllowlist(c *Config, value string) error {
+	return listFile(&c.SenderAllowlist, c.Home, value)
+}
+
+func listFile(field *string, home, value string) error {
+	path := expandHome(value, home)
 	if !filepath.IsAbs(path) {
 		return errors.New("give an absolute path, or one that starts with ~/ and a HOME")
 	}
-	c.MountAllowlist = filepath.Clean(path)
+	*field = filepath.Clean(path)
 	return nil
 }
 
@@ -213,13 +244,36 @@ func setLogLevel(c *Config, value string) error {
 	return nil
 }
 
-func setBaseURL(c *Config, value string) error {
-	u, err := url.Parse(value)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil {
-		return errors.New("give an address such as https://api.example.com/v1, without a password in it")
+func baseURL(field func(*Config) *string, example string) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		u, err := url.Parse(value)
+		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+			return fmt.Errorf("give an address such as %s, without a password or a query in it", example)
+		}
+		*field(c) = value
+		return nil
 	}
-	c.OpenAIBaseURL = value
+}
+
+func setEgress(c *Config, value string) error {
+	list := strings.FieldsFunc(value, func(r rune) bool { return r == ',' || r == ' ' })
+	if _, err := gateway.ParseEgress(list); err != nil {
+		return err
+	}
+	c.Egress = list
 	return nil
+}
+
+// number takes a whole number that is not negative.
+func number(field func(*Config) *int64) func(*Config, string) error {
+	return func(c *Config, value string) error {
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || n < 0 {
+			return errors.New("give a whole number, 0 for no limit")
+		}
+		*field(c) = n
+		return nil
+	}
 }
 
 func boolean(field func(*Config) *bool) func(*Config, string) error {

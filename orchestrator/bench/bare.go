@@ -120,6 +120,19 @@ func (b *bare) twin(ctx context.Context, id string, stdin []byte) (twin, error) 
 	return twin{create: i.Config, stdin: stdin}, nil
 }
 
+// unhardened is the same program with the same folders, but else as the engine makes
+// a container when nothing is asked for: root with the usual rights, no limits, a
+// root file system that can be written, a log. It has no network either, for that
+// is what a start without one does not pay.
+func (t twin) unhardened() twin {
+	host, _ := t.create["HostConfig"].(map[string]any)
+	plain := map[string]any{"HostConfig": map[string]any{"Mounts": host["Mounts"], "NetworkMode": host["NetworkMode"]}}
+	for _, name := range []string{"Image", "Labels", "Env", "OpenStdin", "StdinOnce", "AttachStdin", "AttachStdout", "AttachStderr"} {
+		plain[name] = t.create[name]
+	}
+	return twin{create: plain, stdin: t.stdin}
+}
+
 // start creates a container, attaches, starts it, hands it its stdin, and
 // returns when its first byte is here.
 func (b *bare) start(ctx context.Context, t twin) (id string, err error) {

@@ -1,20 +1,19 @@
 package main
 
 import (
-	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
+	"sync"
 	"time"
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/docker"
-	"berth/orchestrator/internal/sqlite"
+	"berth/orchestrator/internal/rig"
 	"berth/orchestrator/internal/web"
 )
 
@@ -32,75 +31,38 @@ type daemon struct {
 	stop   func() error
 }
 
-// makeRoot makes a state root whose daemon labels its containers with the
-// bench's own install id, so that whatever happens they are found again.
-func (b *bench) makeRoot(ctx context.Context, name string, groups int) (root string, err error) {
-	root = filepath.Join(b.dir, name)
-	if err := os.MkdirAll(filepath.Join(root, "store"), 0o700); err != nil {
-		return "", err
-	}
-	db, err := sqlite.Open(ctx, filepath.Join(root, "store", "messages.db"), func(string, bool) {})
-	if err != nil {
-		return "", err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	if err := db.SetState(ctx, "install", b.install); err != nil {
-		return "", err
-	}
+// makeRoot makes a state root of the bench.
+func (b *bench) makeRoot(ctx context.Context, name string, n int) (root string, err error) {
+	groups := make([]berth.Group, n)
 	for i := range groups {
-		if err := db.AddGroup(ctx, group(i)); err != nil {
-			return "", err
-		}
+		groups[i] = group(i)
 	}
-	return root, nil
+	root = filepath.Join(b.dir, name)
+	return root, rig.MakeRoot(ctx, root, b.install, groups)
 }
 
 // start runs the daemon of a root until stop, and returns when it is ready: its
 // log says so, and its socket answers.
 func (b *bench) start(ctx context.Context, root string) (*daemon, error) {
 	begin := time.Now()
-	ctx, cancel := context.WithCancel(ctx)
-	cmd := exec.CommandContext(ctx, b.program, "run", "--root", root)
+	cmd := exec.Command(b.program, "run", "--root", root)
 	cmd.Env = b.environ()
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
-	cmd.WaitDelay = 15 * time.Second
-	log, err := cmd.StderrPipe()
-	if err == nil {
-		err = cmd.Start()
-	}
+	log := &lastLines{ready: make(chan bool)}
+	cmd.Stderr = log
+	process, err := rig.Start(cmd)
 	if err != nil {
-		cancel()
 		return nil, err
 	}
-	var said []string
-	ready, ended := make(chan bool, 1), make(chan bool)
-	go func() {
-		defer close(ended)
-		for lines := bufio.NewScanner(log); lines.Scan(); {
-			line := lines.Text()
-			if said = append(said, line); len(said) > 5 {
-				said = said[1:]
-			}
-			if strings.Contains(line, "\tready\t") {
-				select {
-				case ready <- true:
-				default: // said before
-				}
-			}
-		}
-	}()
-	d := &daemon{pid: cmd.Process.Pid, client: web.NewClient(filepath.Join(root, "store", "berth.sock"))}
+	d := &daemon{pid: process.PID, client: web.NewClient(filepath.Join(root, "store", "berth.sock"))}
 	d.stop = func() error {
-		cancel()
-		<-ended
-		if err := cmd.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-			return fmt.Errorf("the daemon: %w: %s", err, strings.Join(said, "; "))
+		if err := process.Stop(); err != nil {
+			return fmt.Errorf("the daemon: %w: %s", err, log)
 		}
 		return nil
 	}
 	select {
-	case <-ready:
-	case <-ended:
+	case <-log.ready:
+	case <-process.Ended():
 		err = errors.New("the daemon ended")
 	case <-time.After(stepBound):
 		err = fmt.Errorf("the daemon is not ready after %v", stepBound)
@@ -120,14 +82,35 @@ func (b *bench) start(ctx context.Context, root string) (*daemon, error) {
 	return d, nil
 }
 
-func (b *bench) environ() []string {
-	env := []string{"HOME=" + b.dir, "TZ=UTC", "AGENT_ENGINE=probe"}
-	for _, name := range []string{"PATH", "DOCKER_HOST"} {
-		if value := os.Getenv(name); value != "" {
-			env = append(env, name+"="+value)
-		}
+// lastLines keeps the end of a daemon's log, and tells when the daemon is ready.
+type lastLines struct {
+	ready chan bool // closed then
+
+	mu   sync.Mutex
+	end  []byte
+	said bool
+}
+
+func (l *lastLines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.end = append(l.end, p...)
+	if !l.said && bytes.Contains(l.end, []byte("\tready\t")) {
+		l.said = true
+		close(l.ready)
 	}
-	return env
+	l.end = l.end[max(0, len(l.end)-2048):]
+	return len(p), nil
+}
+
+func (l *lastLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.ReplaceAll(strings.TrimSpace(string(l.end)), "\n", "; ")
+}
+
+func (b *bench) environ() []string {
+	return rig.Environ("HOME="+b.dir, "TZ=UTC", "AGENT_ENGINE=probe")
 }
 
 // memory measures the daemon and its containers at rest.
@@ -208,7 +191,7 @@ func (d *daemon) fill(ctx context.Context) ([]web.Run, error) {
 
 // resident appends a size from a process's status, in MB.
 func resident(pid int, field string, into *[]float64) error {
-	kib, err := procField(fmt.Sprintf("/proc/%d/status", pid), field)
+	kib, err := rig.ProcField(fmt.Sprintf("/proc/%d/status", pid), field)
 	*into = append(*into, float64(kib<<10)/1e6)
 	return err
 }

@@ -64,19 +64,20 @@ func (b *bench) newHost(ctx context.Context, root string) (_ *host, err error) {
 	}
 	h.sender = outbox.New(h.db, nowhere{}, b.log)
 	h.stamps = &stamps{DB: h.db}
+	groups := &registry{}
 	h.runner = turn.New(turn.Config{
 		Assistant: "Andy", Image: func() (string, bool) { return b.image, true }, EngineName: "probe", Location: time.UTC,
 		MaxOutput: 10 << 20, Timeout: 30 * time.Minute, IdleTimeout: 30 * time.Minute,
 		Memory: 1 << 30, CPUs: 1, Pids: 256, Network: "none",
 	}, turn.Deps{
 		Store: h.db, Engine: h.eyes, Tree: tree, Mounts: mount.New(filepath.Join(root, "no-allowlist.json"), root, ""),
-		Requests: ipc.New(h.db, func(jid string) bool { return h.dispatcher.Registered(jid) }, tree.ErrorDir(), b.log),
+		Requests: ipc.New(ipc.Options{Store: h.db, Groups: groups, Zone: time.UTC, ErrorDir: tree.ErrorDir(), Log: b.log}),
 		Typing:   func(string, bool) {}, Rebuild: func(context.Context) error { return errors.New("the image is gone") }, Log: b.log,
 	})
 	h.dispatcher, err = dispatch.New(ctx, dispatch.Options{
 		Store: h.stamps, Runs: h.runner, Fleet: fleet{b.docker}, Limit: slots, IdleTimeout: 30 * time.Minute, Assistant: "Andy", Log: b.log,
 	})
-	if err == nil {
+	if groups.Dispatcher = h.dispatcher; err == nil {
 		err = h.addGroups(ctx)
 	}
 	if err == nil {
@@ -87,6 +88,9 @@ func (b *bench) newHost(ctx context.Context, root string) (_ *host, err error) {
 	}
 	return h, nil
 }
+
+// registry shows ipc the groups, once dispatch is made.
+type registry struct{ *dispatch.Dispatcher }
 
 func (h *host) addGroups(ctx context.Context) error {
 	for i := range slots {

@@ -7,18 +7,15 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"net/url"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -28,6 +25,7 @@ import (
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/docker"
+	"berth/orchestrator/internal/rig"
 )
 
 const (
@@ -69,11 +67,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer cancel()
 
 	b := &bench{install: "bench-" + berth.NewID(6), log: newLogger(stderr)}
-	if b.program, err = filepath.Abs(*program); err != nil {
+	if b.program, err = rig.Program(*program); err != nil {
 		return err
-	}
-	if _, err := os.Stat(b.program); err != nil {
-		return fmt.Errorf("%w: build it with make build", err)
 	}
 	if b.bare, err = newBare(os.Getenv("DOCKER_HOST")); err != nil {
 		return err
@@ -98,7 +93,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return err
 	}
 
-	r := report{at: time.Now(), cores: runtime.NumCPU(), memory: memory(), engine: info.Version, stderr: stderr}
+	r := report{at: time.Now(), cores: runtime.NumCPU(), memory: rig.Memory(), engine: info.Version, stderr: stderr}
 	for _, group := range []struct {
 		name    string
 		measure func(context.Context, *report) error
@@ -128,13 +123,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 func (b *bench) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 	defer cancel()
-	var found []struct{ Id string }
-	filter := url.QueryEscape(fmt.Sprintf(`{"label":["%s=%s"]}`, docker.LabelInstall, b.install))
-	err := b.bare.call(ctx, "GET", "/containers/json?all=1&filters="+filter, nil, &found)
-	for _, c := range found {
-		err = errors.Join(err, b.bare.remove(ctx, c.Id))
-	}
-	return errors.Join(err, b.docker.ReleaseImage(ctx), os.RemoveAll(b.dir))
+	return errors.Join(rig.Clear(ctx, b.docker), os.RemoveAll(b.dir))
 }
 
 // until looks every few milliseconds whether something has come true.
@@ -170,27 +159,6 @@ func next[T any](ctx context.Context, what string, from <-chan T) (T, error) {
 	case <-ctx.Done():
 		return *new(T), context.Cause(ctx)
 	}
-}
-
-// memory returns the machine's memory in bytes, or 0.
-func memory() int64 {
-	kib, _ := procField("/proc/meminfo", "MemTotal")
-	return kib << 10
-}
-
-// procField returns a number in KiB from a file of "name: number kB" lines.
-func procField(path, name string) (int64, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if text, ok := strings.CutPrefix(lines.Text(), name+":"); ok {
-			return strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(text, "kB")), 10, 64)
-		}
-	}
-	return 0, fmt.Errorf("no %s in %s", name, path)
 }
 
 func newLogger(w io.Writer) *zap.Logger {

@@ -17,6 +17,7 @@ import (
 const (
 	coldStarts  = 20
 	fiveAtOnce  = 10
+	bareStarts  = 30
 	warmRounds  = 500
 	pace        = 5 * time.Millisecond // between two rounds, as chats too have pauses
 	readyMarker = `"type":"ready"`
@@ -56,6 +57,22 @@ func (b *bench) cold(ctx context.Context, r *report) (err error) {
 		return err
 	}
 	r.add(five.withinRatio(1.25))
+
+	hard := row{what: "hardening: bare start with all of it", unit: ms,
+		note: "The floor of row 1, four bare API calls, beside the same four calls for the same program and the same folders with no option else: no limits, all of the engine's usual rights, a writable root file system, the engine's log. Neither has a network."}
+	for range bareStarts {
+		for _, half := range []struct {
+			twin twin
+			into *[]float64
+		}{{twins[0], &hard.ours}, {twins[0].unhardened(), &hard.floor}} {
+			took, err := b.bare.startAll(ctx, []twin{half.twin})
+			if err != nil {
+				return err
+			}
+			*half.into = append(*half.into, millis(took))
+		}
+	}
+	r.add(hard.withinRatio(1.05))
 	return nil
 }
 

@@ -15,14 +15,12 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"berth/orchestrator/internal/docker"
+	"berth/orchestrator/internal/rig"
 	"berth/orchestrator/internal/web"
 )
 
-// patience bounds every wait for something that should happen soon.
-const patience = 30 * time.Second
+const patience = rig.Patience
 
 // demo is one performance. After the first thing that went wrong, which err
 // keeps, its methods do nothing any more.
@@ -55,13 +53,7 @@ func (d *demo) settings() []string {
 
 // environ keeps the settings of the person who watches out of the play.
 func (d *demo) environ() []string {
-	env := d.settings()
-	for _, name := range []string{"PATH", "HOME", "DOCKER_HOST", "DOCKER_CERT_PATH"} {
-		if value, ok := os.LookupEnv(name); ok {
-			env = append(env, name+"="+value)
-		}
-	}
-	return env
+	return rig.Environ(append(d.settings(), "HOME="+os.Getenv("HOME"))...)
 }
 
 func (d *demo) fail(format string, args ...any) {
@@ -399,15 +391,7 @@ func (d *demo) removeContainers(ctx context.Context) error {
 		return err
 	}
 	defer e.Close()
-	found, err := e.Containers(ctx)
-	if err != nil {
-		return err
-	}
-	var g errgroup.Group
-	for _, c := range found {
-		g.Go(func() error { return e.RemoveContainer(ctx, c.ID) })
-	}
-	return errors.Join(g.Wait(), e.ReleaseImage(ctx))
+	return rig.Clear(ctx, e)
 }
 
 // write writes a file of the operator.

@@ -10,12 +10,13 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/term"
+
+	"berth/orchestrator/internal/rig"
 )
 
 func main() {
@@ -34,12 +35,8 @@ func main() {
 func run(ctx context.Context, berth string, out screen) (err error) {
 	begun := time.Now()
 	syscall.Umask(0o022) // the agents are another user if this one is root
-	berth, err = filepath.Abs(berth)
-	if err != nil {
+	if berth, err = rig.Program(berth); err != nil {
 		return err
-	}
-	if _, err := os.Stat(berth); err != nil {
-		return fmt.Errorf("%w: build it with make build", err)
 	}
 	dir, err := os.MkdirTemp("", "berth-demo-")
 	if err != nil {

@@ -118,7 +118,7 @@ func (s *soak) audit(ctx context.Context, r *report) error {
 		}
 	}
 	if r.files() > 0 {
-		fmt.Fprintf(s.out, "open files early: %q\nand at the end: %q\n", r.early.files, r.late.files)
+		fmt.Fprintf(s.out, "open files early: %q\nand at the end: %q\n", r.early.Files, r.late.Files)
 	}
 	r.reasons = s.reasons()
 	if err := s.daemon.stop(); err != nil {

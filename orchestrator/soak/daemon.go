@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
@@ -15,10 +14,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"berth/orchestrator/internal/docker"
+	"berth/orchestrator/internal/rig"
 	"berth/orchestrator/internal/web"
 )
 
@@ -28,8 +27,7 @@ type daemon struct {
 	client *web.Client
 
 	mu      sync.Mutex
-	process *os.Process
-	ended   chan struct{}
+	process *rig.Daemon
 	wanted  bool // to be alive
 	deaths  int  // that nobody wanted
 }
@@ -37,10 +35,8 @@ type daemon struct {
 func (d *daemon) logFile() string { return filepath.Join(d.dir, "berth.log") }
 
 func (d *daemon) environ() []string {
-	return []string{
-		"HOME=" + d.dir, "PATH=" + os.Getenv("PATH"), "TZ=UTC", "AGENT_ENGINE=probe", "DOCKER_HOST=unix://" + d.proxy.path,
-		"MAX_CONCURRENT_CONTAINERS=" + strconv.Itoa(slots), "IDLE_TIMEOUT=" + idle.String(), "CONTAINER_TIMEOUT=30s",
-	}
+	return rig.Environ("HOME="+d.dir, "TZ=UTC", "AGENT_ENGINE=probe", "DOCKER_HOST=unix://"+d.proxy.path,
+		"MAX_CONCURRENT_CONTAINERS="+strconv.Itoa(slots), "IDLE_TIMEOUT="+idle.String(), "CONTAINER_TIMEOUT=30s")
 }
 
 func (d *daemon) start() error {
@@ -57,22 +53,20 @@ func (d *daemon) startLocked() error {
 	defer log.Close()
 	cmd := exec.Command(d.program, "run", "--root", d.root())
 	cmd.Env, cmd.Dir, cmd.Stderr = d.environ(), d.dir, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the soak alone
-	if err := cmd.Start(); err != nil {
+	process, err := rig.Start(cmd)
+	if err != nil {
 		return err
 	}
-	ended := make(chan struct{})
-	d.process, d.ended, d.wanted = cmd.Process, ended, true
+	d.process, d.wanted = process, true
 	go func() {
-		err := cmd.Wait()
-		close(ended)
+		<-process.Ended()
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		if !d.wanted || d.ended != ended {
+		if !d.wanted || d.process != process {
 			return
 		}
 		d.deaths++
-		fmt.Fprintf(d.out, "the daemon ended by itself: %v\n", err)
+		fmt.Fprintf(d.out, "the daemon ended by itself: %v\n", process.Err())
 		if err := d.startLocked(); err != nil {
 			fmt.Fprintf(d.out, "start it again: %v\n", err)
 		}
@@ -80,106 +74,52 @@ func (d *daemon) startLocked() error {
 	return nil
 }
 
+// unwant returns the process, whose end is wanted from now on; nil if it was
+// never started.
+func (d *daemon) unwant() *rig.Daemon {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.wanted = false
+	return d.process
+}
+
 // kill ends the daemon as a power cut would.
 func (d *daemon) kill() {
-	d.mu.Lock()
-	d.wanted = false
-	process, ended := d.process, d.ended
-	d.mu.Unlock()
-	if process == nil {
-		return
+	if process := d.unwant(); process != nil {
+		process.Kill()
 	}
-	_ = process.Kill() // gone already
-	<-ended
 }
 
 // stop ends the daemon as an operator does.
-func (d *daemon) stop() error {
-	d.mu.Lock()
-	d.wanted = false
-	process, ended := d.process, d.ended
-	d.mu.Unlock()
-	if err := process.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	select {
-	case <-ended:
-		return nil
-	case <-time.After(patience):
-		return fmt.Errorf("the daemon has not ended after %v", patience)
-	}
-}
-
-// usage is what a process holds.
-type usage struct {
-	files    []string // what the descriptors lead to
-	threads  int
-	resident int64 // bytes
-}
+func (d *daemon) stop() error { return d.unwant().Stop() }
 
 // unused is longer than the Docker client keeps a connection that nobody uses.
 const unused = 35 * time.Second
 
 // sample returns the least that the daemon holds within some seconds: at any
 // instant a question to the engine may be under way.
-func (d *daemon) sample(ctx context.Context) (usage, error) {
+func (d *daemon) sample(ctx context.Context) (rig.Usage, error) {
 	if !pause(ctx, unused) {
-		return usage{}, context.Cause(ctx)
+		return rig.Usage{}, context.Cause(ctx)
 	}
-	var least usage
+	var least rig.Usage
 	for i := range 8 {
 		if !pause(ctx, 500*time.Millisecond) {
-			return usage{}, context.Cause(ctx)
+			return rig.Usage{}, context.Cause(ctx)
 		}
 		d.mu.Lock()
-		proc := fmt.Sprintf("/proc/%d/", d.process.Pid)
+		pid := d.process.PID
 		d.mu.Unlock()
-		open, err := os.ReadDir(proc + "fd")
+		now, err := rig.Measure(pid)
 		if err != nil {
-			return usage{}, err
-		}
-		resident, err := procField(proc+"status", "VmRSS")
-		if err != nil {
-			return usage{}, err
-		}
-		threads, err := procField(proc+"status", "Threads")
-		if err != nil {
-			return usage{}, err
-		}
-		if i == 0 || len(open) < len(least.files) {
-			least.files = nil
-			for _, f := range open {
-				target, _ := os.Readlink(proc + "fd/" + f.Name()) // closed meanwhile
-				least.files = append(least.files, target)
-			}
+			return rig.Usage{}, err
 		}
 		if i == 0 {
-			least.threads, least.resident = int(threads), resident<<10
+			least = now
 		}
-		least.threads, least.resident = min(least.threads, int(threads)), min(least.resident, resident<<10)
+		least = least.Least(now)
 	}
 	return least, nil
-}
-
-// memory returns the machine's memory in bytes, or 0.
-func memory() int64 {
-	kib, _ := procField("/proc/meminfo", "MemTotal")
-	return kib << 10
-}
-
-// procField returns a number from a file of "name: number kB" lines.
-func procField(path, name string) (int64, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		if text, ok := strings.CutPrefix(lines.Text(), name+":"); ok {
-			return strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(text, "kB")), 10, 64)
-		}
-	}
-	return 0, fmt.Errorf("no %s in %s", name, path)
 }
 
 // engineSocket is the Docker engine without a client library: internal/docker

@@ -24,7 +24,7 @@ import (
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/docker"
-	"berth/orchestrator/internal/sqlite"
+	"berth/orchestrator/internal/rig"
 	"berth/orchestrator/internal/web"
 )
 
@@ -32,7 +32,7 @@ const (
 	groups   = 100
 	doomed   = 3 // of the groups: their one message fails on purpose until it is given up
 	slots    = 5
-	patience = 30 * time.Second // for what should happen soon
+	patience = rig.Patience
 	// settling is for all that was asked: a message that fails on purpose
 	// waits 155 s between its attempts.
 	settling = 6 * time.Minute
@@ -94,11 +94,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		install: "soak-" + berth.NewID(6), out: stdout, rate: *rate, begun: time.Now(),
 		random: rand.New(rand.NewPCG(*seed, 0)), chats: make(map[string]*chat), killed: make(map[string]bool),
 	}
-	if s.program, err = filepath.Abs(*program); err != nil {
+	if s.program, err = rig.Program(*program); err != nil {
 		return err
-	}
-	if _, err := os.Stat(s.program); err != nil {
-		return fmt.Errorf("%w: build it with make build", err)
 	}
 	if s.raw, err = newEngineSocket(os.Getenv("DOCKER_HOST")); err != nil {
 		return err
@@ -118,7 +115,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer func() { err = errors.Join(err, s.cleanUp(*keep && found > 0)) }()
 
 	length := time.Duration(*minutes * float64(time.Minute))
-	r := &report{at: s.begun, minutes: *minutes, seed: *seed, rate: *rate, cores: runtime.NumCPU(), memory: memory(), engine: info.Version, kinds: make(map[string]int)}
+	r := &report{at: s.begun, minutes: *minutes, seed: *seed, rate: *rate, cores: runtime.NumCPU(), memory: rig.Memory(), engine: info.Version, kinds: make(map[string]int)}
 	if err := s.play(ctx, length, r); err != nil {
 		if ctx.Err() != nil {
 			err = errors.New("interrupted")
@@ -201,28 +198,15 @@ func (s *soak) play(ctx context.Context, length time.Duration, r *report) error 
 	return s.audit(ctx, r)
 }
 
-// makeRoot makes a state root whose daemon labels its containers with the
-// soak's own install id, so that whatever happens they are found again.
-func (s *soak) makeRoot(ctx context.Context) (err error) {
-	if err := os.MkdirAll(filepath.Join(s.root(), "store"), 0o700); err != nil {
-		return err
-	}
-	db, err := sqlite.Open(ctx, filepath.Join(s.root(), "store", "messages.db"), func(string, bool) {})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	if err := db.SetState(ctx, "install", s.install); err != nil {
-		return err
-	}
+// makeRoot makes the soak's state root.
+func (s *soak) makeRoot(ctx context.Context) error {
+	var all []berth.Group
 	for i := range groups {
 		f := folder(i)
 		s.chats[f] = &chat{folder: f}
-		if err := db.AddGroup(ctx, berth.Group{JID: "console:" + f, Name: f, Folder: f, AddedAt: time.Now()}); err != nil {
-			return err
-		}
+		all = append(all, berth.Group{JID: "console:" + f, Name: f, Folder: f, AddedAt: time.Now()})
 	}
-	return nil
+	return rig.MakeRoot(ctx, s.root(), s.install, all)
 }
 
 // cleanUp removes all that the soak made, also after a failure or a signal.
@@ -235,15 +219,7 @@ func (s *soak) cleanUp(keep bool) error {
 	if s.proxy != nil {
 		s.proxy.cut()
 	}
-	found, err := s.engine.Containers(ctx)
-	var g errgroup.Group
-	for _, c := range found {
-		g.Go(func() error {
-			_ = s.raw.kill(ctx, c.ID) // to wait for nobody; it may have ended
-			return s.engine.RemoveContainer(ctx, c.ID)
-		})
-	}
-	err = errors.Join(err, g.Wait(), s.engine.ReleaseImage(ctx))
+	err := rig.Clear(ctx, s.engine)
 	if keep {
 		fmt.Fprintln(s.out, "kept:", s.dir)
 		return err

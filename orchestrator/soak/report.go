@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"berth/orchestrator/internal/rig"
 )
 
 // moreFiles is how many descriptors more the last daemon may hold than the
@@ -33,10 +35,10 @@ type report struct {
 
 	lost, doubled, disordered, uncalled int
 	slots, containers, deaths           int
-	early, late                         usage
+	early, late                         rig.Usage
 }
 
-func (r *report) files() int { return max(0, len(r.late.files)-len(r.early.files)-moreFiles) }
+func (r *report) files() int { return max(0, len(r.late.Files)-len(r.early.Files)-moreFiles) }
 
 // faults is how much speaks against Berth.
 func (r *report) faults() int {
@@ -83,8 +85,8 @@ were killed and the way to the engine was cut; with the time to settle it took %
 `, r.minutes, r.seed, r.rate, r.at.Format(time.DateOnly), r.cores, float64(r.memory)/1e9, r.engine, groups, slots, r.minutes, r.took.Seconds(),
 		r.counts.containers, r.counts.daemons, r.counts.cuts,
 		r.sent, r.answered, r.silent, r.cut, r.expected, r.givenUp, r.unanswered, r.lost, r.doubled, r.disordered, r.uncalled,
-		r.slots, r.containers, r.deaths, len(r.early.files), len(r.late.files), moreFiles, r.early.threads, r.late.threads,
-		float64(r.early.resident)/1e6, float64(r.late.resident)/1e6)
+		r.slots, r.containers, r.deaths, len(r.early.Files), len(r.late.Files), moreFiles, r.early.Threads, r.late.Threads,
+		float64(r.early.Resident)/1e6, float64(r.late.Resident)/1e6)
 	out.WriteString(`*Cut short* is a message whose run's container was killed by ` + "`docker kill`" + ` after some, but not all, of what the run had to
 say to the batch had reached the chat. The batch is done then, because nobody is answered twice; what was not yet said is
 never said. Every other message that lacks its answer counts as lost, unless its group gave up and said so.

@@ -22,9 +22,21 @@ type Store interface {
 	Pending(ctx context.Context, chatJID string) (pending bool, retryAt time.Time, err error)
 	Groups(context.Context) ([]berth.Group, error)
 	AddGroup(context.Context, berth.Group) error
+	UpdateGroup(ctx context.Context, folder string, change func(berth.Group) (berth.Group, error)) (berth.Group, error)
 	RemoveGroup(ctx context.Context, folder string) error
 	LiveRuns(context.Context) ([]berth.Run, error)
 	FinishRun(context.Context, berth.Ending) (berth.Verdict, error)
+	AddOutgoing(context.Context, ...berth.Outgoing) error
+}
+
+// Senders decides whose messages count. Its methods must not block.
+type Senders interface {
+	// Admit says whether a message is stored, and whether it may wake the group.
+	Admit(g berth.Group, m berth.Message) (store, wake bool)
+
+	// Answer returns what a sender is told whose message would have woken the
+	// group if he were admitted; usually nothing.
+	Answer(m berth.Message) string
 }
 
 // Runs carries runs to their end.
@@ -53,12 +65,15 @@ type Dispatcher struct {
 	fleet     Fleet
 	queue     *queue.Queue
 	assistant string
+	senders   Senders
+	changed   func() // after the groups did
 	log       *zap.Logger
 
 	mu     sync.RWMutex
 	groups map[string]berth.Group // by folder
 	chats  map[string]string      // folder by JID
 
+	registering sync.Mutex // keeps groups and chats in step with the store
 	reconciling sync.Mutex
 }
 
@@ -70,15 +85,22 @@ type Options struct {
 	Limit       int           // slots
 	IdleTimeout time.Duration // of a run
 	Assistant   string
-	Log         *zap.Logger
+	Senders     Senders // nil: everybody counts
+	// GroupsChanged is called after groups were added, changed or removed, and
+	// must not block. It may be nil.
+	GroupsChanged func()
+	Log           *zap.Logger
 }
 
 // New returns a Dispatcher that knows the groups in the store. Its queue is
 // paused until Resume.
 func New(ctx context.Context, o Options) (*Dispatcher, error) {
 	d := &Dispatcher{
-		store: o.Store, runs: o.Runs, fleet: o.Fleet, assistant: o.Assistant, log: o.Log,
+		store: o.Store, runs: o.Runs, fleet: o.Fleet, assistant: o.Assistant, senders: o.Senders, changed: o.GroupsChanged, log: o.Log,
 		groups: make(map[string]berth.Group), chats: make(map[string]string),
+	}
+	if d.changed == nil {
+		d.changed = func() {}
 	}
 	d.queue = queue.New(o.Limit, o.IdleTimeout, d.run)
 	d.queue.Pause()
@@ -99,13 +121,23 @@ func (d *Dispatcher) remember(g berth.Group) {
 
 // Receive stores a message of a registered chat and wakes its group, if it is
 // to be woken. When it returns nil the message is safe: the channel may
-// acknowledge it. A message of any other chat fails with berth.NotFound.
+// acknowledge it. One whose sender is to be dropped is not stored, and returned
+// without a number. A message of any other chat fails with berth.NotFound.
 func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Message, error) {
 	g, ok := d.byChat(m.ChatJID)
 	if !ok {
 		return m, berth.Errorf(berth.NotFound, "chat %s is not registered", m.ChatJID)
 	}
 	m.Wakes = !m.Bot && (!g.NeedsTrigger() || berth.Triggered(m.Text, g.EffectiveTrigger(d.assistant)))
+	refused := false
+	if d.senders != nil && !m.Bot && !m.FromMe {
+		store, wake := d.senders.Admit(g, m)
+		if !store {
+			return m, nil
+		}
+		refused = m.Wakes && !wake
+		m.Wakes = m.Wakes && wake
+	}
 	seq, fresh, err := d.store.AddMessage(ctx, m)
 	if err != nil {
 		return m, err
@@ -115,8 +147,26 @@ func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Messag
 	if fresh && m.Wakes {
 		d.queue.Add(g.Folder)
 	}
+	if fresh && refused {
+		d.refuse(ctx, m)
+	}
 	crash.At(crash.BeforeAck)
 	return m, nil
+}
+
+// refuse tells a sender who does not count that he does not, if he is to be told.
+func (d *Dispatcher) refuse(ctx context.Context, m berth.Message) {
+	text := d.senders.Answer(m)
+	if text == "" {
+		return
+	}
+	err := d.store.AddOutgoing(ctx, berth.Outgoing{
+		ChatJID: m.ChatJID, Key: "refused/" + m.ChatJID + "/" + m.Sender, Kind: berth.OutNotice, // once for all time
+		Text: text, MessageID: berth.NewID(10), CreatedAt: time.Now(),
+	})
+	if err != nil {
+		d.log.Warn("answer a sender who is not on the list", zap.String("chat", m.ChatJID), zap.Error(err))
+	}
 }
 
 // run is what the queue starts.
@@ -268,17 +318,39 @@ func (d *Dispatcher) Groups() []berth.Group {
 
 // AddGroup registers g, and wakes it if its chat has something pending.
 func (d *Dispatcher) AddGroup(ctx context.Context, g berth.Group) error {
+	d.registering.Lock()
+	defer d.registering.Unlock()
 	if err := d.store.AddGroup(ctx, g); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	d.remember(g)
 	d.mu.Unlock()
+	d.changed()
 	return d.wake(ctx, g)
+}
+
+// UpdateGroup changes the group of a folder and returns it as it is then; change
+// may be called more than once. The trigger counts from the next message on, what concerns
+// the container from the next run on.
+func (d *Dispatcher) UpdateGroup(ctx context.Context, folder string, change func(berth.Group) (berth.Group, error)) (berth.Group, error) {
+	d.registering.Lock()
+	defer d.registering.Unlock()
+	g, err := d.store.UpdateGroup(ctx, folder, change)
+	if err != nil {
+		return berth.Group{}, err
+	}
+	d.mu.Lock()
+	d.remember(g)
+	d.mu.Unlock()
+	d.changed()
+	return g, nil
 }
 
 // RemoveGroup unregisters the group of a folder and closes its run.
 func (d *Dispatcher) RemoveGroup(ctx context.Context, folder string) error {
+	d.registering.Lock()
+	defer d.registering.Unlock()
 	if _, ok := d.Group(folder); !ok {
 		return berth.Errorf(berth.NotFound, "there is no group %.80q: see berth groups ls", folder)
 	}
@@ -289,6 +361,7 @@ func (d *Dispatcher) RemoveGroup(ctx context.Context, folder string) error {
 	delete(d.chats, d.groups[folder].JID)
 	delete(d.groups, folder)
 	d.mu.Unlock()
+	d.changed()
 	d.queue.Close(folder)
 	return nil
 }

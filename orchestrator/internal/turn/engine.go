@@ -13,7 +13,9 @@ import (
 // berth.NotFound that the image (Start) or the container (Attach) is missing.
 type Engine interface {
 	// Start creates a container, attaches to it, starts it, writes stdin and
-	// closes it. created is called with the container's id before it starts; an
+	// closes it. spec.Started is called, if it is not nil, when the container
+	// runs and before it is told anything; an error from it ends the container.
+	// created is called with the container's id before it starts; an
 	// error from it undoes the creation. On any error nothing is left behind.
 	// The container outlives ctx.
 	Start(ctx context.Context, spec Spec, stdin []byte, created func(id string) error) (Box, error)
@@ -82,6 +84,7 @@ type Spec struct {
 	Memory  int64   // bytes
 	CPUs    float64 // of one core
 	Pids    int64
-	Network string // "none", "bridge" or a network's name
-	Runtime string // "" for the engine's default
+	Network string              // "none", "bridge" or a network's name
+	Runtime string              // "" for the engine's default
+	Started func(pid int) error // pid is the container's first process as its host counts
 }

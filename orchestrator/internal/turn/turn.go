@@ -51,6 +51,20 @@ type Mounts interface {
 	Resolve(requests []berth.MountRequest, main bool) []mount.Verdict
 }
 
+// Gateway is the way out of containers that have no network.
+type Gateway interface {
+	// Open opens the door of a run, also of one that an earlier daemon left.
+	Open(run berth.Run, g berth.Group) (Door, error)
+}
+
+// Door is one run's way out.
+type Door interface {
+	Mount() berth.Mount
+	Socket() string // where the container finds it
+	Close()         // the container lives on
+	Remove() error  // the container is gone
+}
+
 // Config is what all runs share.
 type Config struct {
 	Assistant   string
@@ -66,6 +80,15 @@ type Config struct {
 	Pids        int64
 	Network     string
 	Runtime     string
+	Limits      Limits // of what a group asks for by itself
+}
+
+// Limits are the most that a group's own settings can give its container. Zero
+// means no limit.
+type Limits struct {
+	Memory int64 // bytes
+	CPUs   float64
+	Pids   int64
 }
 
 // Deps are what a Runner works with.
@@ -75,6 +98,7 @@ type Deps struct {
 	Tree     *workspace.Tree
 	Mounts   Mounts
 	Requests Requests
+	Gateway  Gateway
 	Typing   func(chatJID string, on bool) // must not block
 	Rebuild  func(context.Context) error   // makes the default image again
 	Log      *zap.Logger
@@ -193,7 +217,7 @@ func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run
 		return later
 	}
 	if err = c.open(ctx); err == nil {
-		err = c.openLog()
+		err = c.enter()
 	}
 	if err != nil {
 		c.log.Error("adopt: open the folders", zap.Error(err))
@@ -231,6 +255,7 @@ type carrier struct {
 	files   *workspace.Group
 	runLog  *workspace.RunLog
 	inbox   Inbox
+	door    Door
 	box     Box
 	adopted bool
 
@@ -259,16 +284,19 @@ func (c *carrier) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// openLog opens the run's log and shows the run.
-func (c *carrier) openLog() (err error) {
+// enter opens the run's log and its way out, and shows the run.
+func (c *carrier) enter() (err error) {
 	if c.runLog, err = c.files.OpenRunLog(c.run.ID, c.run.StartedAt, c.MaxOutput); err != nil {
+		return err
+	}
+	if c.door, err = c.Gateway.Open(c.run, c.group); err != nil {
 		return err
 	}
 	c.show(berth.RunStarting)
 	return nil
 }
 
-// release closes what open opened.
+// release closes what open and enter opened.
 func (c *carrier) release() {
 	if c.inbox != nil {
 		c.inbox.Close()
@@ -278,6 +306,9 @@ func (c *carrier) release() {
 	}
 	if c.files != nil {
 		c.files.Close()
+	}
+	if c.door != nil {
+		c.door.Close()
 	}
 	c.mu.Lock()
 	delete(c.live, c.group.Folder)
@@ -289,14 +320,15 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 	if err := c.files.BeginRun(); err != nil {
 		return err
 	}
-	if err := c.openLog(); err != nil {
+	if err := c.enter(); err != nil {
 		return err
 	}
 	verdicts := c.Mounts.Resolve(c.group.Container.AdditionalMounts, c.group.IsMain())
 	c.mu.Lock()
 	c.mounts[c.group.Folder] = verdicts
 	c.mu.Unlock()
-	mounts := c.files.Mounts()
+	mounts := append(c.files.Mounts(), c.door.Mount())
+	var started func(pid int) error
 	for _, v := range verdicts {
 		if !v.Allowed {
 			c.log.Warn("mount refused", zap.String("path", v.Request.HostPath), zap.String("reason", v.Reason))
@@ -304,6 +336,7 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 			continue
 		}
 		mounts = append(mounts, v.Mount)
+		started = func(pid int) error { return mount.Verify(pid, verdicts) }
 	}
 	session, err := c.Store.Session(ctx, c.group.Folder, c.run.Engine)
 	if err != nil {
@@ -317,7 +350,7 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 		Prompt: prompt(c.group, batch, c.Assistant, time.Now().In(c.Location)), SessionID: session,
 		GroupFolder: c.group.Folder, ChatJID: c.group.JID, IsMain: c.group.IsMain(), AssistantName: c.Assistant,
 		Protocol: protocol.Version, RunID: c.run.ID, Nonce: c.run.Nonce, Batch: ids,
-		Engine: c.run.Engine, Timezone: c.Location.String(),
+		Engine: c.run.Engine, Timezone: c.Location.String(), Gateway: c.door.Socket(),
 	})
 	if err != nil {
 		return fmt.Errorf("encode the prompt: %w", err)
@@ -329,6 +362,7 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 		return err
 	}
 	spec := c.spec(mounts)
+	spec.Started = started
 	c.box, err = c.Engine.Start(ctx, spec, stdin, created)
 	if kind(err) == berth.NotFound && spec.Runner == "" && c.Rebuild(ctx) == nil {
 		// Somebody cleaned up the engine's images.
@@ -358,15 +392,26 @@ func (c *carrier) spec(mounts []berth.Mount) Spec {
 		s.Runner = c.Runner.Runner
 	}
 	if own.MemoryMiB > 0 {
-		s.Memory = own.MemoryMiB << 20
+		s.Memory = limited(c, "memory in MiB", own.MemoryMiB, c.Limits.Memory>>20) << 20
 	}
 	if own.CPUs > 0 {
-		s.CPUs = own.CPUs
+		s.CPUs = limited(c, "processors", own.CPUs, c.Limits.CPUs)
 	}
 	if own.Pids > 0 {
-		s.Pids = own.Pids
+		s.Pids = limited(c, "processes", own.Pids, c.Limits.Pids)
 	}
 	return s
+}
+
+// limited returns what the group asked for, or else the most that it may have, and
+// then tells the operator.
+func limited[N int64 | float64](c *carrier, what string, asked, most N) N {
+	if most == 0 || asked <= most {
+		return asked
+	}
+	c.log.Warn("the group asks for more than the operator's limit", zap.String("what", what), zap.Any("asked", asked), zap.Any("gets", most))
+	c.runLog.Notef("the group asks for %v %s: it gets %v, the operator's limit (CONTAINER_MAX_…)", asked, what, most)
+	return most
 }
 
 // timeout is how long the run may give no sign of life.
@@ -432,6 +477,11 @@ func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Resu
 		return err
 	}) {
 		return queue.Result{}
+	}
+	if c.door != nil {
+		if err := c.door.Remove(); err != nil {
+			c.log.Warn("remove the run's way out", zap.Error(err))
+		}
 	}
 	c.Typing(c.group.JID, false)
 	fields := []zap.Field{zap.Int("exit", exit.Code), zap.String("reason", string(c.slot.Reason())), zap.Duration("took", time.Since(c.run.StartedAt))}

@@ -63,7 +63,7 @@ func newWorld(t *testing.T, root string) *world {
 		Assistant: "Andy", Image: func() (string, bool) { return "agent", true }, EngineName: "builtin", Location: time.UTC,
 		MaxOutput: 1 << 20, Timeout: 30 * time.Minute, IdleTimeout: 30 * time.Minute,
 	}, Deps{
-		Store: db, Engine: w.engine, Tree: tree, Mounts: noMounts{}, Requests: w,
+		Store: db, Engine: w.engine, Tree: tree, Mounts: noMounts{}, Requests: w, Gateway: noGateway{},
 		Typing: func(_ string, on bool) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -104,6 +104,19 @@ func (w *world) send(text string) {
 	defer w.mu.Unlock()
 	w.requests = append(w.requests, text)
 }
+
+type noGateway struct{}
+
+func (noGateway) Open(berth.Run, berth.Group) (Door, error) { return noDoor{}, nil }
+
+type noDoor struct{}
+
+func (noDoor) Mount() berth.Mount {
+	return berth.Mount{Source: "/door", Target: "/workspace/gateway", ReadOnly: true}
+}
+func (noDoor) Socket() string { return "/workspace/gateway/gateway.sock" }
+func (noDoor) Close()         {}
+func (noDoor) Remove() error  { return nil }
 
 type noMounts struct{}
 

@@ -82,6 +82,31 @@ type Texts struct {
 	IDs []int64 `json:"ids,omitempty"`
 }
 
+// Refusal is one thing that a group's container asked for and did not get.
+type Refusal struct {
+	ID     int64     `json:"id"`
+	At     time.Time `json:"at"`
+	Group  string    `json:"group"`
+	Run    string    `json:"run,omitempty"`
+	What   string    `json:"what"` // such as ipc.message or egress
+	Target string    `json:"target"`
+	Reason string    `json:"reason"`
+}
+
+// Usage is what a group used of a model in one day.
+type Usage struct {
+	Day        string `json:"day"` // 2006-01-02, in the daemon's time zone
+	Group      string `json:"group"`
+	Provider   string `json:"provider"`
+	Model      string `json:"model,omitempty"`
+	Requests   int64  `json:"requests"`
+	Input      int64  `json:"inputTokens"`
+	Output     int64  `json:"outputTokens"`
+	CacheRead  int64  `json:"cacheReadTokens"`
+	CacheWrite int64  `json:"cacheWriteTokens"`
+	Estimated  bool   `json:"estimated,omitempty"` // the provider did not say
+}
+
 // Group is one registered group.
 type Group struct {
 	JID             string                `json:"jid"`
@@ -116,6 +141,23 @@ type NewGroup struct {
 	Trigger         string                `json:"trigger,omitempty"`
 	RequiresTrigger *bool                 `json:"requiresTrigger,omitempty"` // default true
 	Container       berth.ContainerConfig `json:"container"`
+}
+
+// GroupChange is the body of PATCH /v1/groups/{folder}. What is nil stays; an empty
+// text or a zero is the default again.
+type GroupChange struct {
+	Name            *string              `json:"name,omitempty"`
+	Trigger         *string              `json:"trigger,omitempty"`
+	RequiresTrigger *bool                `json:"requiresTrigger,omitempty"`
+	Image           *string              `json:"image,omitempty"`
+	Engine          *string              `json:"engine,omitempty"`
+	MemoryMiB       *int64               `json:"memoryMiB,omitempty"`
+	CPUs            *float64             `json:"cpus,omitempty"`
+	Pids            *int64               `json:"pids,omitempty"`
+	TimeoutMS       *int64               `json:"timeout,omitempty"`
+	Egress          *[]string            `json:"egress,omitempty"`
+	Unmount         []string             `json:"unmount,omitempty"` // host paths, or names in the container
+	Mount           []berth.MountRequest `json:"mount,omitempty"`   // after Unmount; one with the same name takes its place
 }
 
 // NewBackup is the body of POST /v1/backup.

@@ -48,6 +48,11 @@ func (c *Client) AddGroup(ctx context.Context, g NewGroup) (Group, error) {
 	return call[Group](ctx, c, "POST", "/v1/groups", g)
 }
 
+// UpdateGroup changes a group.
+func (c *Client) UpdateGroup(ctx context.Context, folder string, change GroupChange) (Group, error) {
+	return call[Group](ctx, c, "PATCH", "/v1/groups/"+url.PathEscape(folder), change)
+}
+
 // RemoveGroup unregisters a group; its files stay.
 func (c *Client) RemoveGroup(ctx context.Context, folder string) error {
 	_, err := call[struct{}](ctx, c, "DELETE", "/v1/groups/"+url.PathEscape(folder), nil)
@@ -69,6 +74,18 @@ func (c *Client) StopDaemon(ctx context.Context) error {
 // Backup makes the daemon write a backup of the store.
 func (c *Client) Backup(ctx context.Context, b NewBackup) (Backup, error) {
 	return call[Backup](ctx, c, "POST", "/v1/backup", b)
+}
+
+// Audit returns up to limit refusals, newest first: of one group, or of all if
+// folder is empty.
+func (c *Client) Audit(ctx context.Context, folder string, limit int) ([]Refusal, error) {
+	return call[[]Refusal](ctx, c, "GET", fmt.Sprintf("/v1/audit?group=%s&limit=%d", url.QueryEscape(folder), limit), nil)
+}
+
+// Usage returns what one group, or all if folder is empty, used in the last days,
+// today included, oldest first.
+func (c *Client) Usage(ctx context.Context, folder string, days int) ([]Usage, error) {
+	return call[[]Usage](ctx, c, "GET", fmt.Sprintf("/v1/usage?group=%s&days=%d", url.QueryEscape(folder), days), nil)
 }
 
 // Outbox returns the texts that wait to be sent or were given up, oldest first.

@@ -23,10 +23,15 @@ type Backend interface {
 	Status(context.Context) (Status, error)
 	Groups(context.Context) ([]Group, error)
 	AddGroup(context.Context, NewGroup) (Group, error)
+	UpdateGroup(ctx context.Context, folder string, change GroupChange) (Group, error)
 	RemoveGroup(ctx context.Context, folder string) error
 	StopGroup(ctx context.Context, folder string) (stopped bool, err error)
 	StopDaemon() // does not wait
 	Backup(context.Context, NewBackup) (Backup, error)
+	// Audit returns up to limit refusals, newest first; folder may be empty.
+	Audit(ctx context.Context, folder string, limit int) ([]Refusal, error)
+	// Usage returns the last days, today included; folder may be empty.
+	Usage(ctx context.Context, folder string, days int) ([]Usage, error)
 	Outbox(context.Context) ([]Text, error)
 	RetryTexts(context.Context, Texts) (n int, err error)
 	DropTexts(context.Context, Texts) (n int, err error)
@@ -106,6 +111,13 @@ func handler(b Backend, log *zap.Logger) http.Handler {
 		}
 		return b.AddGroup(r.Context(), in)
 	})
+	handle("PATCH /v1/groups/{folder}", func(r *http.Request) (any, error) {
+		in, err := decode[GroupChange](r)
+		if err != nil {
+			return nil, err
+		}
+		return b.UpdateGroup(r.Context(), r.PathValue("folder"), in)
+	})
 	handle("DELETE /v1/groups/{folder}", func(r *http.Request) (any, error) {
 		return struct{}{}, b.RemoveGroup(r.Context(), r.PathValue("folder"))
 	})
@@ -122,6 +134,20 @@ func handler(b Backend, log *zap.Logger) http.Handler {
 			return nil, err
 		}
 		return b.Backup(r.Context(), in)
+	})
+	handle("GET /v1/audit", func(r *http.Request) (any, error) {
+		limit, err := strconv.Atoi(r.FormValue("limit"))
+		if err != nil {
+			return nil, berth.Errorf(berth.Invalid, "limit %q is no number", r.FormValue("limit"))
+		}
+		return b.Audit(r.Context(), r.FormValue("group"), limit)
+	})
+	handle("GET /v1/usage", func(r *http.Request) (any, error) {
+		days, err := strconv.Atoi(r.FormValue("days"))
+		if err != nil {
+			return nil, berth.Errorf(berth.Invalid, "days %q is no number", r.FormValue("days"))
+		}
+		return b.Usage(r.Context(), r.FormValue("group"), days)
 	})
 	handle("GET /v1/outbox", func(r *http.Request) (any, error) { return b.Outbox(r.Context()) })
 	handle("POST /v1/outbox/retry", func(r *http.Request) (any, error) {

@@ -32,11 +32,20 @@ func (b *backend) Groups(context.Context) ([]Group, error) { return []Group{{Fol
 func (b *backend) AddGroup(_ context.Context, g NewGroup) (Group, error) {
 	return Group{Folder: g.Folder}, b.err
 }
+func (b *backend) UpdateGroup(_ context.Context, f string, in GroupChange) (Group, error) {
+	return Group{Folder: f, Name: *in.Name}, b.err
+}
 func (b *backend) RemoveGroup(context.Context, string) error           { return b.err }
 func (b *backend) StopGroup(_ context.Context, f string) (bool, error) { return f == "a/b", b.err }
 func (b *backend) StopDaemon()                                         { b.stopped = true }
 func (b *backend) Backup(_ context.Context, in NewBackup) (Backup, error) {
 	return Backup{File: in.File}, b.err
+}
+func (b *backend) Audit(_ context.Context, folder string, limit int) ([]Refusal, error) {
+	return []Refusal{{Group: folder, ID: int64(limit)}}, b.err
+}
+func (b *backend) Usage(_ context.Context, folder string, days int) ([]Usage, error) {
+	return []Usage{{Group: folder, Requests: int64(days)}}, b.err
 }
 func (b *backend) Outbox(context.Context) ([]Text, error) { return []Text{{ID: 4}}, b.err }
 func (b *backend) RetryTexts(_ context.Context, t Texts) (int, error) {
@@ -105,11 +114,17 @@ func TestCalls(t *testing.T) {
 	check("groups", groups[0].Folder, "a", err)
 	g, err := c.AddGroup(ctx, NewGroup{Folder: "x"})
 	check("add", g.Folder, "x", err)
+	g, err = c.UpdateGroup(ctx, "a/b", GroupChange{Name: new("n")})
+	check("update", g, Group{Folder: "a/b", Name: "n"}, err)
 	check("remove", nil, nil, c.RemoveGroup(ctx, "x"))
 	stopped, err := c.StopGroup(ctx, "a/b")
 	check("stop, with the name as it is", stopped, true, err)
 	backup, err := c.Backup(ctx, NewBackup{File: "/b"})
 	check("backup", backup, Backup{File: "/b"}, err)
+	audit, err := c.Audit(ctx, "a&b", 5)
+	check("audit", audit, []Refusal{{Group: "a&b", ID: 5}}, err)
+	usage, err := c.Usage(ctx, "", 7)
+	check("usage", usage, []Usage{{Requests: 7}}, err)
 	texts, err := c.Outbox(ctx)
 	check("outbox", texts[0].ID, int64(4), err)
 	n, err := c.RetryTexts(ctx, Texts{IDs: []int64{4, 5}})
@@ -183,6 +198,7 @@ func TestBadRequests(t *testing.T) {
 		{"POST", "/v1/messages", `{"group":"a","unknown":1}`, 400},
 		{"POST", "/v1/messages", `{`, 400},
 		{"POST", "/v1/backup", `{"path":"/b"}`, 400},
+		{"PATCH", "/v1/groups/a", `{"folder":"b"}`, 400},
 		{"POST", "/v1/messages", `{"text":"` + strings.Repeat("x", maxBody) + `"}`, 400},
 		{"GET", "/v1/messages/x/answer", ``, 400},
 		{"GET", "/v1/messages/1/answer?wait=x", ``, 400},
