@@ -35,6 +35,8 @@ var mayImport = map[string]string{
 	"orchestrator/internal/console": "bell berth",
 	"orchestrator/internal/web":     "berth",
 	"orchestrator/internal/gateway": "berth",
+	// what the programs of make demo, soak, bench and attack share; no part of the daemon
+	"orchestrator/internal/rig": "berth docker sqlite",
 }
 
 // owners are the libraries that one package alone may import.
