@@ -53,6 +53,7 @@ func serve() int {
 	if err := refuseRings(); err != nil {
 		logger.Print(err)
 	}
+	spareThreads(8)
 	// A small heap that is swept often: the runner mostly waits, next to an agent
 	// that needs the container's memory.
 	debug.SetGCPercent(50)

@@ -211,8 +211,8 @@ func validGroup(g berth.Group) error {
 		return berth.Errorf(berth.Invalid, "a memory of %d MiB cannot be used: give at least %d", c.MemoryMiB, minMemoryMiB)
 	case c.CPUs != 0 && !(c.CPUs >= 0.01 && c.CPUs <= 1024):
 		return berth.Errorf(berth.Invalid, "%v processors cannot be used: give a number from 0.01 to 1024", c.CPUs)
-	case c.Pids != 0 && (c.Pids < 8 || c.Pids > 1<<22):
-		return berth.Errorf(berth.Invalid, "%d processes cannot be used: give a whole number of at least 8", c.Pids)
+	case c.Pids != 0 && (c.Pids < minPids || c.Pids > 1<<22):
+		return berth.Errorf(berth.Invalid, "%d processes cannot be used: give a whole number of at least %d", c.Pids, minPids)
 	case c.TimeoutMS != 0 && (c.TimeoutMS < 1 || c.TimeoutMS > 10_000*time.Hour.Milliseconds()):
 		return berth.Errorf(berth.Invalid, "a timeout of %d ms cannot be used: give at most 10000 hours", c.TimeoutMS)
 	case len(c.AdditionalMounts) > maxMounts:

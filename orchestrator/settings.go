@@ -144,6 +144,9 @@ func cpus(field func(*Config) *float64) func(*Config, string) error {
 	}
 }
 
+// minPids leaves room for the runner's own threads and a few tools.
+const minPids = 32
+
 func setPids(c *Config, value string) error {
 	return pids(func(c *Config) *int64 { return &c.ContainerPids })(c, value)
 }
@@ -151,8 +154,8 @@ func setPids(c *Config, value string) error {
 func pids(field func(*Config) *int64) func(*Config, string) error {
 	return func(c *Config, value string) error {
 		n, err := strconv.ParseInt(value, 10, 64)
-		if err != nil || n < 8 || n > 1<<22 {
-			return errors.New("give a whole number of at least 8")
+		if err != nil || n < minPids || n > 1<<22 {
+			return fmt.Errorf("give a whole number of at least %d", minPids)
 		}
 		*field(c) = n
 		return nil
