@@ -104,6 +104,7 @@ type Message struct {
 	FromMe     bool      `json:"fromMe,omitempty"`
 	Bot        bool      `json:"bot,omitempty"`   // written by Berth itself
 	Wakes      bool      `json:"wakes,omitempty"` // carried a trigger, or needed none
+	Addressed  bool      `json:"-"`               // mentions the assistant's account, or replies to it; not stored
 }
 
 // RunState is a step in the life of a container.

@@ -128,7 +128,7 @@ func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Messag
 	if !ok {
 		return m, berth.Errorf(berth.NotFound, "chat %s is not registered", m.ChatJID)
 	}
-	m.Wakes = !m.Bot && (!g.NeedsTrigger() || berth.Triggered(m.Text, g.EffectiveTrigger(d.assistant)))
+	m.Wakes = !m.Bot && (!g.NeedsTrigger() || m.Addressed || berth.Triggered(m.Text, g.EffectiveTrigger(d.assistant)))
 	refused := false
 	if d.senders != nil && !m.Bot && !m.FromMe {
 		store, wake := d.senders.Admit(g, m)

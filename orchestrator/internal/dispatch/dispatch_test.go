@@ -135,8 +135,11 @@ func TestWhatWakes(t *testing.T) {
 		w.want("run main")
 		w.say("open", "1", "hello")
 		w.want("run open")
+		_, err := w.Receive(w.t.Context(), berth.Message{ID: "a", ChatJID: "console:family", Text: "a reply to it", Addressed: true, Time: time.Now()})
+		check(w.t, err)
+		w.want("run family")
 		// Berth's own words wake nobody.
-		_, err := w.Receive(w.t.Context(), berth.Message{ID: "b", ChatJID: "console:open", Text: "hi", Bot: true, Time: time.Now()})
+		_, err = w.Receive(w.t.Context(), berth.Message{ID: "b", ChatJID: "console:open", Text: "hi", Bot: true, Time: time.Now()})
 		check(w.t, err)
 		w.want()
 	})
