@@ -81,7 +81,7 @@ var refusals = map[string]string{
 	"write /etc/passwd":          "EACCES|EROFS",
 	"write /etc/hosts":           "EACCES|EROFS",
 	"write /etc/resolv.conf":     "EACCES|EROFS",
-	"write the runner's program": "EACCES|EROFS",
+	"write the runner's program": "EACCES|EROFS", // W55
 	"write /workspace/ipc":       "EROFS",
 	"write /workspace/ipc/lease": "EACCES|EROFS",
 	"write responses":            "EROFS",

@@ -35,14 +35,23 @@ var mayImport = map[string]string{
 	"orchestrator/internal/console": "bell berth",
 	"orchestrator/internal/web":     "berth",
 	"orchestrator/internal/gateway": "berth",
+	// what WhatsApp says, without a connection
+	"orchestrator/internal/whatsapp/waformat": "",
+	"orchestrator/internal/whatsapp/waid":     "berth",
+	"orchestrator/internal/whatsapp/wamsg":    "berth waid",
+	"orchestrator/internal/whatsapp/wastate":  "",
 	// what the programs of make demo, soak, bench and attack share; no part of the daemon
 	"orchestrator/internal/rig": "berth docker sqlite",
+	// for tests only: no row above may name it
+	"orchestrator/internal/watest":         "",
+	"orchestrator/internal/watest/watestd": "watest",
 }
 
 // owners are the libraries that one package alone may import.
 var owners = map[string]string{
 	"github.com/docker/docker": "orchestrator/internal/docker",
 	"modernc.org/sqlite":       "orchestrator/internal/sqlite",
+	"github.com/yuin/goldmark": "orchestrator/internal/whatsapp/waformat",
 }
 
 func TestImports(t *testing.T) {
@@ -65,6 +74,9 @@ func TestImports(t *testing.T) {
 				name := ours[strings.LastIndex(ours, "/")+1:]
 				if known && !slices.Contains(strings.Fields(allowed), name) {
 					t.Errorf("%s imports %s and may import only: %s", pkg, ours, allowed)
+				}
+				if pkg == "orchestrator" && ours == "orchestrator/internal/watest" {
+					t.Errorf("%s imports %s, which is for tests only", pkg, ours)
 				}
 				if strings.HasPrefix(pkg, "agent-runner") && strings.HasPrefix(ours, "orchestrator") {
 					t.Errorf("%s imports %s: the box must not know the host", pkg, ours)

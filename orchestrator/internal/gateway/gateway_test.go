@@ -322,14 +322,15 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestOneGroupASocket: nothing that is said on a socket makes it another's.
-func TestOneGroupASocket(t *testing.T) {
+// W57: the socket says whose request it is; nothing that is said on it, and no
+// likeness of names, makes it another's.
+func TestW57OneGroupASocket(t *testing.T) {
 	base := upstream(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, `{"model":"m","usage":{"input_tokens":3,"output_tokens":4}}`)
 	})
 	r := newRig(t, Config{Anthropic: Anthropic{BaseURL: base, APIKey: theKey}}, Run{})
-	other, err := r.Open(Run{ID: "run2", Folder: "work"})
+	other, err := r.Open(Run{ID: "run2", Folder: "Fam_ily"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -345,7 +346,7 @@ func TestOneGroupASocket(t *testing.T) {
 	for _, u := range r.store.usage {
 		got[u.RunID] = u.Folder
 	}
-	if len(r.store.usage) != 2 || got["run1"] != "family" || got["run2"] != "work" {
+	if len(r.store.usage) != 2 || got["run1"] != "family" || got["run2"] != "Fam_ily" {
 		t.Errorf("usage %+v", r.store.usage)
 	}
 }

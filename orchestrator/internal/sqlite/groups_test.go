@@ -37,6 +37,18 @@ func TestUpdateGroup(t *testing.T) {
 	}
 }
 
+// W57: folders that differ in case alone would be one on some disks; all others
+// are different groups.
+func TestW57FoldersDiffer(t *testing.T) {
+	db := open(t)
+	for jid, folder := range map[string]string{"a": "team_a", "b": "team-a"} {
+		check(t, db.AddGroup(t.Context(), berth.Group{JID: jid, Folder: folder, AddedAt: time.Unix(1, 0)}))
+	}
+	err := db.AddGroup(t.Context(), berth.Group{JID: "c", Folder: "Team_A", AddedAt: time.Unix(1, 0)})
+	diff(t, "kind", kindOf(err), berth.Conflict)
+	diff(t, "groups", len(must2(db.Groups(t.Context()))(t)), 2)
+}
+
 // Of changes at the same time each is carried out on what the others left.
 func TestUpdateGroupAtTheSameTime(t *testing.T) {
 	db := open(t)

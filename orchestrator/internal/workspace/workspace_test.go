@@ -72,6 +72,31 @@ func TestFoldersOfAGroup(t *testing.T) {
 	}
 }
 
+// W59: what a container writes belongs to its user, who is never root, whoever the
+// daemon runs as; what only the host writes stays the host's.
+func TestW59FoldersBelongToTheContainersUser(t *testing.T) {
+	uid := os.Getuid()
+	if uid == 0 {
+		uid = 1000
+	}
+	root := t.TempDir()
+	tree, err := NewTree(root, uid, uid)
+	check(t, err)
+	g, err := tree.Group("family")
+	check(t, err)
+	defer g.Close()
+	for dir, want := range map[string]int{
+		"groups/family": uid, "groups/family/AGENTS.md": uid, "data/sessions/family": uid, "data/ipc/family/input": uid, "data/ipc/family/messages": uid,
+		"data/ipc/family/tasks": uid, "data/ipc/family/frames": uid, "data/ipc/family": os.Getuid(), "data/ipc/family/responses": os.Getuid(), "store": os.Getuid(),
+	} {
+		fi, err := os.Stat(filepath.Join(root, dir))
+		check(t, err)
+		if got := int(fi.Sys().(*syscall.Stat_t).Uid); got != want {
+			t.Errorf("%s belongs to %d, want %d", dir, got, want)
+		}
+	}
+}
+
 // The agent puts a link in the place of its memory file: nothing is written
 // through it.
 func TestSeedFollowsNoLink(t *testing.T) {
