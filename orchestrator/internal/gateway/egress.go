@@ -277,7 +277,7 @@ func blocked(a netip.Addr) string {
 func isOwn(a netip.Addr) bool {
 	addrs, err := net.InterfaceAddrs()
 	if err != nil {
-		return false
+		return true // who does not know does not let through
 	}
 	for _, own := range addrs {
 		if prefix, err := netip.ParsePrefix(own.String()); err == nil && prefix.Addr().Unmap() == a {

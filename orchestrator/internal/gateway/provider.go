@@ -260,11 +260,14 @@ func (d *Door) call(w http.ResponseWriter, r *http.Request, p *provider, rest st
 	ctx, body, stop := newUpload(r.Context(), w, r, d.g.cfg.Limits)
 	defer stop()
 	body.limit = limit
+	began := d.g.now()
 	resp, err := d.g.upstream.RoundTrip(p.request(ctx, r, path, cred, body))
 	if err != nil {
 		if costs && body.sent.Load() > 0 && !body.over.Load() {
 			// Who hangs up before the answer has bought it all the same.
-			d.record(p, &meter{}, body.sent.Load(), true)
+			unseen := &meter{}
+			unseen.tokens.output = int64(perSecond * d.g.now().Sub(began).Seconds())
+			d.record(p, unseen, body.sent.Load(), true)
 		}
 		switch {
 		case body.over.Load():
@@ -351,6 +354,10 @@ func (p *provider) request(ctx context.Context, r *http.Request, path string, cr
 	}
 	return out.WithContext(ctx)
 }
+
+// perSecond is how many tokens a model is taken to write a second while nobody
+// sees them.
+const perSecond = 100
 
 // record takes down what one answer cost.
 func (d *Door) record(p *provider, m *meter, sent int64, cut bool) {

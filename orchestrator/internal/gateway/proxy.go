@@ -126,9 +126,13 @@ func (d *Door) tunnel(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer client.Close()
+	// The server closes it no more, and nobody may read on the other side.
+	defer context.AfterFunc(d.ctx, func() { client.Close() })()
+	_ = client.SetWriteDeadline(time.Now().Add(10 * time.Second))
 	if _, err := io.WriteString(client, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
 		return
 	}
+	_ = client.SetWriteDeadline(time.Time{})
 	d.pump(t, client, buffered, up)
 }
 

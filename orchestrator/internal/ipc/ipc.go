@@ -7,6 +7,7 @@ package ipc
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 	"strings"
@@ -398,7 +399,7 @@ func (b *inbox) remove(name string) {
 // refused records a refusal for the operator.
 func (b *inbox) refused(ctx context.Context, what, target string, reason error) error {
 	why := strings.ReplaceAll(reason.Error(), "\n", "; ")
-	b.warn("request refused", zap.String("what", what), zap.String("target", target), zap.String("reason", why))
+	b.warn("request refused", zap.String("what", what), zap.String("target", fmt.Sprintf("%.256s", target)), zap.String("reason", fmt.Sprintf("%.512s", why)))
 	return b.Store.AddAudit(ctx, berth.Audit{At: time.Now(), Folder: b.group.Folder, What: what, Target: target, Reason: why})
 }
 

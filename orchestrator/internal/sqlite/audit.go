@@ -19,12 +19,11 @@ const (
 // newest 10 000 of all. Control characters are replaced.
 func (db *DB) AddAudit(ctx context.Context, a berth.Audit) error {
 	return db.writer.do(ctx, func(t *tx) error {
-		var id int64
-		if _, err := t.get([]any{&id}, `INSERT INTO audit (at, group_folder, run_id, what, target, reason) VALUES (?, ?, ?, ?, ?, ?) RETURNING id`,
+		if err := t.exec(`INSERT INTO audit (at, group_folder, run_id, what, target, reason) VALUES (?, ?, ?, ?, ?, ?)`,
 			formatTime(a.At), a.Folder, a.RunID, a.What, printable(a.Target, 256), printable(a.Reason, 512)); err != nil {
 			return err
 		}
-		if err := t.exec(`DELETE FROM audit WHERE id <= ?`, id-maxAudits); err != nil {
+		if err := t.exec(`DELETE FROM audit WHERE id <= (SELECT id FROM audit ORDER BY id DESC LIMIT 1 OFFSET ?)`, maxAudits); err != nil {
 			return err
 		}
 		return t.exec(`DELETE FROM audit WHERE group_folder = ? AND id <=

@@ -12,7 +12,8 @@ import (
 
 // AddOutgoing queues texts for their chats. One whose key is known is already
 // queued, or sent, and is skipped. One of the chat's own turn answers what that
-// turn was given, so that a failure afterwards does not answer it again.
+// turn was given, so that a failure afterwards does not answer it again. Messages
+// of agents fail with berth.Conflict while a chat has 500 texts that wait.
 func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 	return db.writer.do(ctx, func(t *tx) error {
 		for _, o := range out {
@@ -24,12 +25,32 @@ func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 					return err
 				}
 			}
+			if o.Kind == berth.OutMessage {
+				if err := t.room(o); err != nil {
+					return err
+				}
+			}
 			if err := t.addOutgoing(o); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// maxWaiting bounds what an agent can make wait in the store for a chat.
+const maxWaiting = 500
+
+// room fails if a chat has too much waiting for one more text.
+func (t *tx) room(o berth.Outgoing) error {
+	var full, known bool
+	_, err := t.get([]any{&full, &known}, `SELECT
+		(SELECT count(*) FROM (SELECT 1 FROM outbox WHERE chat_jid = ?1 AND state = 'pending' LIMIT ?2)) >= ?2,
+		EXISTS (SELECT 1 FROM outbox WHERE key = ?3)`, o.ChatJID, maxWaiting, o.Key)
+	if err == nil && full && !known {
+		err = berth.Errorf(berth.Conflict, "%d texts wait to be sent to this chat: wait until they are", maxWaiting)
+	}
+	return err
 }
 
 func (t *tx) addOutgoing(o berth.Outgoing) error {
@@ -225,5 +246,5 @@ func (t *tx) undelivered(b *berth.Batch) error {
 
 // untell takes back what a batch was given that came to nothing.
 func (t *tx) untell(b berth.Batch) error {
-	return t.exec(`UPDATE outbox SET told = 0 WHERE chat_jid = ? AND state = 'dead' AND told = ?`, b.ChatJID, b.ID)
+	return t.exec(`UPDATE outbox SET told = 0 WHERE chat_jid = ? AND state IN ('dead', 'pending') AND told = ?`, b.ChatJID, b.ID)
 }

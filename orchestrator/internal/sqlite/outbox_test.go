@@ -120,6 +120,41 @@ func TestW34UndeliveredIsToldOnce(t *testing.T) {
 	diff(t, "the operator still sees", len(out), 15)
 }
 
+// A text that the operator had sent again, while the batch that told of it came to
+// nothing, is told of again when it is given up again.
+func TestUndeliveredTwice(t *testing.T) {
+	db := open(t)
+	kill(t, db, chat, "lost")
+	say(t, db, "m1", "@Andy hello", true)
+	diff(t, "first", len(begin(t, db, "r1").Undelivered), 1)
+	must2(db.RetryOutgoing(t.Context()))(t)
+	must2(db.FinishRun(t.Context(), berth.Ending{RunID: "r1", At: time.Now(), Error: "x", Uncounted: true}))(t)
+	o, _, err := db.NextOutgoing(t.Context(), chat)
+	check(t, err)
+	check(t, db.MarkFailed(t.Context(), o.ID, "no such chat", time.Time{}))
+	diff(t, "again", len(begin(t, db, "r2").Undelivered), 1)
+}
+
+// An agent cannot fill the store with what nobody takes; what is stored already may
+// come again, and Berth's own words always fit.
+func TestAgentsWaitForTheChannel(t *testing.T) {
+	db := open(t)
+	for i := range maxWaiting {
+		post(t, db, chat, fmt.Sprint(i))
+	}
+	o := berth.Outgoing{ChatJID: chat, Key: "one more", Kind: berth.OutMessage, Text: "x", MessageID: "x", CreatedAt: time.Now()}
+	diff(t, "kind", kindOf(db.AddOutgoing(t.Context(), o)), berth.Conflict)
+	post(t, db, chat, "0")
+	post(t, db, "b", "another chat")
+	o.Kind = berth.OutNotice
+	check(t, db.AddOutgoing(t.Context(), o))
+	first, _, err := db.NextOutgoing(t.Context(), chat)
+	check(t, err)
+	check(t, db.MarkSent(t.Context(), first.ID))
+	check(t, db.MarkSent(t.Context(), first.ID+1))
+	post(t, db, chat, "now")
+}
+
 // Neither a look for work nor a count reads what was sent long ago.
 func TestOutboxLooksUseIndexes(t *testing.T) {
 	db := open(t)

@@ -373,3 +373,20 @@ func TestChats(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// No group pushes out what others were refused, however often it asks.
+func TestAuditIsKeptByGroup(t *testing.T) {
+	db := open(t)
+	add := func(folder string) {
+		t.Helper()
+		check(t, db.AddAudit(t.Context(), berth.Audit{At: time.Now(), Folder: folder, What: "egress", Target: "x", Reason: "y"}))
+	}
+	add("calm")
+	check(t, db.writer.do(t.Context(), func(t *tx) error { // as many rows as it takes, and quicker
+		return t.exec(`UPDATE sqlite_sequence SET seq = 20000 WHERE name = 'audit'`)
+	}))
+	for range 3 {
+		add("noisy")
+	}
+	diff(t, "kept", len(must2(db.Audits(t.Context(), 100, "calm"))(t)), 1)
+}

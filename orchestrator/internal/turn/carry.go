@@ -129,6 +129,8 @@ func (c *carrier) touchLease(ctx context.Context) {
 // breaks before is opened anew.
 func (c *carrier) read(ctx context.Context, exited <-chan struct{}, out chan<- event) {
 	defer close(out)
+	var errStream sync.WaitGroup
+	defer errStream.Wait()
 	defer func() {
 		if p := recover(); p != nil { // nobody would hear the container any more
 			c.log.Error("panic in a run", zap.Any("panic", p), zap.Stack("stack"))
@@ -144,8 +146,6 @@ func (c *carrier) read(ctx context.Context, exited <-chan struct{}, out chan<- e
 		}
 	}
 	stream := protocol.Stream{Nonce: c.run.Nonce, Log: c.runLog}
-	var errStream sync.WaitGroup
-	defer errStream.Wait()
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		errStream.Go(func() { io.Copy(io.MultiWriter(c.runLog, &c.stderr), c.box.Stderr()) })
 		for f, err := range stream.Frames(c.box.Stdout()) {
@@ -398,6 +398,7 @@ func (l *loop) collect(before int64) {
 	if err != nil {
 		l.log.Warn("list the frame files", zap.Error(err))
 	}
+	unreadable := 0
 	for _, name := range names {
 		if before > 0 && name >= protocol.FrameName(before) {
 			return
@@ -407,7 +408,9 @@ func (l *loop) collect(before int64) {
 		}
 		data, err := l.files.ReadFrame(name)
 		if err != nil {
-			l.log.Warn("read a frame file", zap.String("file", name), zap.Error(err))
+			if unreadable++; unreadable == 1 { // a container can make as many as it likes
+				l.log.Warn("read a frame file", zap.String("file", name), zap.Error(err))
+			}
 			continue
 		}
 		f, err := protocol.Unseal(data, l.run.Nonce)

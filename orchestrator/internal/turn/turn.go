@@ -221,7 +221,17 @@ func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run
 	}
 	if err != nil {
 		c.log.Error("adopt: open the folders", zap.Error(err))
-		return later
+		if kind(err) == berth.Unavailable {
+			return later
+		}
+		// Nobody can hear it or hold it to its time: it must not go on.
+		if container != "" {
+			if err := c.Engine.RemoveContainer(ctx, container); err != nil {
+				c.log.Error("adopt: remove the container", zap.Error(err))
+				return later
+			}
+		}
+		return c.finish(ctx, Exit{Code: -1}, err)
 	}
 	c.box, err = r.Engine.Attach(ctx, run.ID)
 	taken()
@@ -262,6 +272,7 @@ type carrier struct {
 	ready   bool          // the runner speaks our protocol, not an older one
 	batches []berth.Batch // given to the run, turn not ended
 	failure *failure
+	absent  bool // the container engine could not be reached
 	stderr  tail
 }
 
@@ -369,6 +380,7 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 		c.box, err = c.Engine.Start(ctx, spec, stdin, created)
 	}
 	crash.At(crash.Prompted)
+	c.absent = kind(err) == berth.Unavailable
 	return err
 }
 
@@ -467,7 +479,9 @@ func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Resu
 		c.inbox.Drain(ctx)
 	}
 	e, f := c.ending(exit, start)
-	e.Taken = c.taken()
+	if c.box != nil || c.adopted { // a container that never ran took nothing
+		e.Taken = c.taken()
+	}
 	if start != nil && ctx.Err() != nil {
 		e.Uncounted = true // the daemon shut down in the middle of it
 	}
@@ -523,10 +537,8 @@ func (c *carrier) ending(exit Exit, start error) (berth.Ending, *failure) {
 	case f != nil:
 	case start != nil:
 		f = &failure{text: start.Error()}
-		switch kind(start) {
-		case berth.Unavailable:
-			e.Uncounted = true
-		case berth.NotFound:
+		e.Uncounted = c.absent || start == errGone
+		if kind(start) == berth.NotFound {
 			f.class = protocol.ClassImage
 		}
 	case exit.OutOfMemory:

@@ -1062,3 +1062,76 @@ func TestGQ17PanicInARun(t *testing.T) {
 		equal(t, "again", w.started().input.Batch, []string{"m1"})
 	})
 }
+
+type badGateway struct{ err error }
+
+func (g badGateway) Open(berth.Run, berth.Group) (Door, error) { return nil, g.err }
+
+// A run whose folders or way out cannot be opened is not left running with nobody
+// to hold it to its time.
+func TestAdoptionThatCannotBeCarried(t *testing.T) {
+	root := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, root)
+		w.say("@Andy hello")
+		b := w.started()
+		b.ready()
+		b.ack("m1")
+		w.close()
+		next := newWorld(t, root)
+		defer next.close()
+		next.runner.Gateway = badGateway{berth.Errorf(berth.Invalid, "the egress list has too many entries")}
+		live, err := next.db.LiveRuns(t.Context())
+		check(t, err)
+		next.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
+			return next.runner.Adopt(ctx, s, family, live[0], b.ID(), func() {})
+		})
+		synctest.Wait()
+		equal(t, "removed", next.engine.remove, []string{b.ID()})
+		live, err = next.db.LiveRuns(t.Context())
+		check(t, err)
+		equal(t, "live runs", len(live), 0)
+	})
+}
+
+// A way out that cannot be opened is a failure like any other: it is given up in
+// the end, and told.
+func TestNoWayOutIsCounted(t *testing.T) {
+	play(t, func(w *world) {
+		w.runner.Gateway = badGateway{berth.Errorf(berth.Unavailable, "no space left on device")}
+		seq := w.say("@Andy hello")
+		time.Sleep(10 * time.Minute)
+		equal(t, "fate", w.fate(seq).State, berth.FateFailed)
+		equal(t, "told", len(w.outbox()), 1)
+	})
+}
+
+// What an earlier run left does not answer a batch whose container never ran.
+func TestNothingIsTakenWithoutAContainer(t *testing.T) {
+	play(t, func(w *world) {
+		w.engine.setFail(berth.Errorf(berth.Denied, "exchanged"))
+		w.runner.Requests = lateInbox{w}
+		w.send("left over")
+		seq := w.say("@Andy hello")
+		equal(t, "fate", w.fate(seq).State, berth.FatePending)
+	})
+}
+
+// lateInbox carries requests out only after the claim.
+type lateInbox struct{ *world }
+
+func (l lateInbox) Open(context.Context, berth.Group, *workspace.Group) (Inbox, error) {
+	return &late{w: l.world}, nil
+}
+
+type late struct {
+	w     *world
+	looks int
+}
+
+func (*late) Close() {}
+func (l *late) Drain(ctx context.Context) {
+	if l.looks++; l.looks > 1 {
+		l.w.Drain(ctx)
+	}
+}

@@ -161,13 +161,20 @@ func (t *Tree) mkdir(name string, mode fs.FileMode, forContainer bool) error {
 	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return berth.Errorf(berth.Unavailable, "make the folder %s: %w", p, unwrapPath(err))
 	}
-	if fi, err := os.Lstat(p); err != nil {
+	fi, err := os.Lstat(p)
+	if err != nil {
 		return err
 	} else if !fi.IsDir() {
 		return berth.Errorf(berth.Invalid, "%s is no folder: move it away", p)
 	}
 	if !forContainer {
 		return nil
+	}
+	// A container that runs as this user can lock us out.
+	if fi.Mode()&0o700 != 0o700 {
+		if err := os.Chmod(p, mode); err != nil {
+			return err
+		}
 	}
 	return t.own(name)
 }

@@ -97,6 +97,25 @@ func TestW59FoldersBelongToTheContainersUser(t *testing.T) {
 	}
 }
 
+// A container that runs as the daemon's user can take its own rights away, and with
+// them the daemon's.
+func TestLockedOut(t *testing.T) {
+	g, root := open(t, "family")
+	for _, dir := range []string{"groups/family", "data/sessions/family", "data/ipc/family/input", "data/ipc/family/frames"} {
+		check(t, os.Chmod(filepath.Join(root, dir), 0))
+	}
+	again, err := g.tree.Group("family")
+	check(t, err)
+	defer again.Close()
+	for _, dir := range []string{"groups/family", "data/ipc/family/frames"} {
+		fi, err := os.Stat(filepath.Join(root, dir))
+		check(t, err)
+		if fi.Mode()&0o700 != 0o700 {
+			t.Errorf("%s has %v", dir, fi.Mode())
+		}
+	}
+}
+
 // The agent puts a link in the place of its memory file: nothing is written
 // through it.
 func TestSeedFollowsNoLink(t *testing.T) {
