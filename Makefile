@@ -53,8 +53,8 @@ soak: engine build ## a storm of kills on a hundred groups for MINUTES=20, with 
 	$(GO) run ./orchestrator/soak -berth $(BIN)/berth -minutes $(or $(MINUTES),20) -out docs/reliability.md
 
 .PHONY: attack
-attack: engine build ## let one group attack the host and the others for SECONDS=50, and judge what came of each attack
-	$(GO) run ./orchestrator/attack -berth $(BIN)/berth -seconds $(or $(SECONDS),50)
+attack: engine build ## let one group attack the host and the others for SECONDS=40, and judge what came of each attack
+	$(GO) run ./orchestrator/attack -berth $(BIN)/berth -seconds $(or $(SECONDS),40)
 
 .PHONY: fuzz
 fuzz: ## fuzz everything that strangers write, SECONDS=60 each

@@ -55,23 +55,24 @@ func (g *Group) BeginRun() error {
 	return g.TouchLease()
 }
 
-// emptyFolders removes the folders of root, and leaves its files.
+// emptyFolders removes the folders of root, and leaves its files. Each name is
+// looked at once, however deep the folders are nested.
 func (g *Group) emptyFolders(root *os.Root) error {
-	for again := true; again; {
-		again = false
-		names, err := list(root)
-		if err != nil {
+	names, err := list(root)
+	if err != nil {
+		return err
+	}
+	for len(names) > 0 {
+		name := names[len(names)-1]
+		names = names[:len(names)-1]
+		if fi, err := root.Lstat(name); err != nil || !fi.IsDir() {
+			continue
+		}
+		moved, err := g.flatten(root, name)
+		if err := errors.Join(err, root.Remove(name)); err != nil {
 			return err
 		}
-		for _, name := range names {
-			if fi, err := root.Lstat(name); err != nil || !fi.IsDir() {
-				continue
-			}
-			again = true
-			if err := errors.Join(g.flatten(root, name), root.Remove(name)); err != nil {
-				return err
-			}
-		}
+		names = append(names, moved...)
 	}
 	return nil
 }
@@ -87,7 +88,7 @@ func (g *Group) empty(root *os.Root) error {
 		}
 		for _, name := range names {
 			if fi, err := root.Lstat(name); err == nil && fi.IsDir() {
-				if err := g.flatten(root, name); err != nil {
+				if _, err := g.flatten(root, name); err != nil {
 					return err
 				}
 			}
@@ -99,28 +100,30 @@ func (g *Group) empty(root *os.Root) error {
 }
 
 // flatten empties the folder name: its files are removed, its folders moved up
-// beside it.
-func (g *Group) flatten(root *os.Root, name string) error {
+// beside it, under the names that it returns.
+func (g *Group) flatten(root *os.Root, name string) (moved []string, err error) {
 	if err := root.Chmod(name, 0o700); err != nil { // the container may have locked us out
-		return err
+		return nil, err
 	}
 	dir, err := root.OpenRoot(name)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer dir.Close()
 	for {
 		names, err := list(dir)
 		if err != nil || len(names) == 0 {
-			return err
+			return moved, err
 		}
 		for _, child := range names {
 			if dir.Remove(child) == nil { // a file, a link or an empty folder
 				continue
 			}
-			if err := root.Rename(name+"/"+child, fmt.Sprintf("berth-%d", g.stamp())); err != nil {
-				return err
+			to := fmt.Sprintf("berth-%d", g.stamp())
+			if err := root.Rename(name+"/"+child, to); err != nil {
+				return moved, err
 			}
+			moved = append(moved, to)
 		}
 	}
 }
