@@ -1,0 +1,397 @@
+package whatsapp
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.mau.fi/whatsmeow"
+	"go.mau.fi/whatsmeow/appstate"
+	"go.mau.fi/whatsmeow/types"
+	"go.mau.fi/whatsmeow/types/events"
+	"go.uber.org/zap"
+
+	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/whatsapp/waid"
+	"berth/orchestrator/internal/whatsapp/wamsg"
+)
+
+// idMark parts a message's id from its sender. The id alone is the sender's
+// choice: with it anybody could take the place of somebody else's message.
+const idMark = "/"
+
+func messageID(id string, sender waid.Person) string { return id + idMark + sender.ID() }
+
+const (
+	late        = 15 * time.Minute // from then on the agent is told how long a message waited
+	backlogMost = time.Minute      // in case the end of the backlog is not announced
+)
+
+// handle takes the client's events. For a message, false means that it is not
+// safe and has to come again.
+func (c *Channel) handle(cli *whatsmeow.Client, event any) bool {
+	if c.current() != cli {
+		return true // its session is over
+	}
+	switch e := event.(type) {
+	case *events.Message:
+		c.tell(e)
+		return c.message(cli, e)
+	case *events.UndecryptableMessage:
+		return c.undecryptable(cli, e)
+	case *events.Disconnected:
+		// Events come from several goroutines: this one may be older than the
+		// connection that is there now.
+		if !cli.IsConnected() {
+			c.tell(e)
+		}
+		c.setBacklog(false)
+		return true
+	case *events.LoggedOut:
+		c.setBacklog(false)
+		c.drop(cli)
+	}
+	c.tell(event)
+	switch e := event.(type) {
+	case *events.Connected:
+		c.connected(cli)
+	case *events.KeepAliveRestored:
+		c.o.online()
+	case *events.StreamError:
+		// Most often the server hangs up then; otherwise nobody would connect again.
+		c.background(func(context.Context) { cli.ResetConnection() })
+	case *events.PairSuccess:
+		c.linked.Store(true)
+		c.number.Store("+" + e.ID.User)
+		c.wake()
+	case *events.ClientOutdated:
+		c.wake()
+	case *events.PushNameSetting:
+		c.appear(cli)
+	case *events.AppStateSyncComplete:
+		if e.Name == appstate.WAPatchCriticalBlock {
+			c.appear(cli)
+		}
+	case *events.OfflineSyncPreview:
+		if e.Messages > 0 {
+			c.setBacklog(true)
+		}
+	case *events.OfflineSyncCompleted:
+		c.setBacklog(false)
+	case *events.JoinedGroup:
+		c.stale()
+		c.background(c.sync)
+	case *events.GroupInfo:
+		c.stale()
+		c.groupChange(cli, e)
+	case *events.CallOffer, *events.CallOfferNotice:
+		line, chat, from := wamsg.Call(e)
+		c.notice(cli, chat, from, time.Now(), line)
+	}
+	return true
+}
+
+func (c *Channel) connected(cli *whatsmeow.Client) {
+	c.mu.Lock()
+	named := c.named
+	c.mu.Unlock()
+	if named {
+		c.appear(cli)
+	}
+	c.o.online()
+	c.background(c.sync)
+}
+
+func (o Options) online() {
+	if o.Online != nil {
+		o.Online()
+	}
+}
+
+func (c *Channel) sync(ctx context.Context) {
+	if _, err := c.Groups(ctx, false); err != nil && ctx.Err() == nil {
+		c.log.Warn("ask for the groups", zap.Error(err))
+	}
+}
+
+// appear tells WhatsApp the account's name. A person's phone does not ring while
+// a device of the same account is available.
+func (c *Channel) appear(cli *whatsmeow.Client) {
+	presence := types.PresenceUnavailable
+	if c.o.OwnNumber {
+		presence = types.PresenceAvailable
+	}
+	err := cli.SendPresence(c.life, presence)
+	if err == nil {
+		c.mu.Lock()
+		c.named = true
+		c.mu.Unlock()
+	} else if !errors.Is(err, whatsmeow.ErrNoPushName) {
+		c.log.Debug("send presence", zap.Error(err))
+	}
+}
+
+// setBacklog begins and ends the time in which messages are collected.
+func (c *Channel) setBacklog(active bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case active == (c.backlog != nil):
+		return
+	case active:
+		c.backlog = time.AfterFunc(backlogMost, func() { c.setBacklog(false) })
+	default:
+		c.backlog.Stop()
+		c.backlog = nil
+	}
+	if c.o.Backlog != nil {
+		c.o.Backlog(active)
+	}
+}
+
+// chat returns under which name a chat is registered.
+func (c *Channel) chat(cli *whatsmeow.Client, jid types.JID) (string, berth.Group, bool) {
+	if !waid.Served(jid) {
+		return "", berth.Group{}, false
+	}
+	name := waid.Chat(jid, c.numberOf(cli))
+	if g, ok := c.o.Group(name); ok {
+		return name, g, true
+	}
+	p := c.person(cli, jid, types.JID{})
+	for _, other := range []types.JID{p.LID, p.PN} {
+		if other.IsEmpty() {
+			continue
+		}
+		if g, ok := c.o.Group(other.String()); ok {
+			return other.String(), g, true
+		}
+	}
+	return name, berth.Group{}, false
+}
+
+// self returns who Berth is. It is to be called where the client handles what it
+// received: there nobody changes its addresses.
+func (c *Channel) self(cli *whatsmeow.Client) wamsg.Us {
+	return wamsg.Us{Person: waid.NewPerson(cli.Store.GetJID(), cli.Store.GetLID()), Prefix: c.us}
+}
+
+func (c *Channel) message(cli *whatsmeow.Client, e *events.Message) bool {
+	content := wamsg.Read(e.RawMessage)
+	if content.Kind == wamsg.None || content.Copy {
+		return true
+	}
+	chat, group, ok := c.chat(cli, e.Info.Chat)
+	if !ok {
+		return true
+	}
+	sender := c.person(cli, e.Info.Sender, e.Info.SenderAlt)
+	if content.Kind == wamsg.Secret {
+		content = c.open(cli, e, chat, content)
+	}
+	c.remember(chat, sender, e.Info.ID, content)
+
+	names := c.names(cli)
+	addressed := content.Address(c.self(cli), group.EffectiveTrigger(c.o.Name), names)
+	m := berth.Message{
+		ID: messageID(e.Info.ID, sender), ChatJID: chat, Sender: sender.ID(), SenderName: wamsg.SenderName(e.Info.PushName, sender),
+		Time: e.Info.Timestamp, FromMe: e.Info.IsFromMe, Addressed: addressed.Wakes(),
+	}
+	if m.FromMe {
+		m.Bot = c.o.OwnNumber || strings.HasPrefix(addressed.Text, c.us)
+	}
+	quiet := time.Since(m.Time) > c.o.MaxBacklogAge
+	saved := ""
+	said := content
+	switch content.Kind {
+	case wamsg.Edit:
+		m.ID = messageID(content.Target.ID, sender) // so only what the sender wrote
+		if content.New != nil {
+			said = *content.New
+		}
+	case wamsg.Revoke:
+		author := sender
+		if by := content.Target.Sender; !by.IsEmpty() && !sender.Is(by) && !content.Target.FromMe {
+			if !c.isAdmin(chat, sender) {
+				return true
+			}
+			author = c.person(cli, by, types.JID{})
+			m.Sender, m.SenderName = author.ID(), wamsg.SenderName(names(by), author)
+		}
+		m.ID, quiet = messageID(content.Target.ID, author), true
+	case wamsg.Reaction, wamsg.Vote, wamsg.Secret:
+		quiet = true
+	}
+	if said.Media != nil {
+		saved = c.save(cli, chat, e.Info, *said.Media)
+	}
+	m.Text = said.Body(addressed.Text, saved)
+	if addressed.Quote != "" {
+		who := c.o.Name
+		if q := said.Quoted; q != nil && !addressed.Reply {
+			who = wamsg.SenderName(names(q.Sender), c.person(cli, q.Sender, types.JID{}))
+		}
+		m.Text = fmt.Sprintf("[answers %s: “%s”]\n%s", who, addressed.Quote, m.Text)
+	}
+	if waited := time.Since(m.Time); waited > late {
+		m.Text += fmt.Sprintf("\n[came %s late]", waited.Round(time.Minute))
+	}
+	return m.Text == "" || c.receive(cli, m, quiet)
+}
+
+// remember keeps what later messages of the chat need.
+func (c *Channel) remember(chat string, sender waid.Person, id string, content wamsg.Content) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if content.Poll != nil {
+		c.polls.add(chat+" "+id, content.Poll)
+	}
+	switch content.Kind {
+	case wamsg.Text, wamsg.Media:
+		if content.Expires > 0 {
+			c.expires[chat] = content.Expires
+		} else {
+			delete(c.expires, chat)
+		}
+	}
+}
+
+// open decrypts what is encrypted once more.
+func (c *Channel) open(cli *whatsmeow.Client, e *events.Message, chat string, content wamsg.Content) wamsg.Content {
+	var err error
+	switch content.Hidden {
+	case wamsg.HiddenEdit:
+		inside, failed := cli.DecryptSecretEncryptedMessage(c.life, e)
+		if err = failed; err == nil {
+			return content.Opened(inside)
+		}
+	case wamsg.HiddenVote:
+		vote, failed := cli.DecryptPollVote(c.life, e)
+		if err = failed; err == nil {
+			c.mu.Lock()
+			poll := c.polls.byID[chat+" "+content.Target.ID]
+			c.mu.Unlock()
+			return content.Voted(poll, vote)
+		}
+	case wamsg.HiddenReaction:
+		reaction, failed := cli.DecryptReaction(c.life, e)
+		if err = failed; err == nil {
+			return content.Reacted(reaction)
+		}
+	}
+	if err != nil {
+		c.log.Info("a message's content stays hidden", zap.String("chat", chat), zap.String("id", e.Info.ID), zap.Error(err))
+	}
+	return content
+}
+
+func (c *Channel) undecryptable(cli *whatsmeow.Client, e *events.UndecryptableMessage) bool {
+	c.log.Warn("message cannot be decrypted; it was asked for again",
+		zap.Stringer("chat", e.Info.Chat), zap.Stringer("sender", e.Info.Sender), zap.String("id", e.Info.ID))
+	if line := wamsg.Undecryptable(e); line != "" {
+		c.notice(cli, e.Info.Chat, e.Info.Sender, e.Info.Timestamp, line)
+	}
+	return true
+}
+
+func (c *Channel) groupChange(cli *whatsmeow.Client, e *events.GroupInfo) {
+	if line := wamsg.GroupChange(e, c.names(cli)); line != "" {
+		by := types.JID{}
+		if e.Sender != nil {
+			by = *e.Sender
+		}
+		c.notice(cli, e.JID, by, e.Timestamp, line)
+	}
+	c.background(c.sync)
+}
+
+// notice stores a line that is nobody's message. It is not sent again if that
+// does not work.
+func (c *Channel) notice(cli *whatsmeow.Client, jid, from types.JID, at time.Time, line string) {
+	chat, _, ok := c.chat(cli, jid)
+	if !ok || line == "" {
+		return
+	}
+	who := c.person(cli, from, types.JID{})
+	sum := sha256.Sum256([]byte(at.String() + line))
+	m := berth.Message{
+		ID: "notice-" + hex.EncodeToString(sum[:8]) + idMark + who.ID(), ChatJID: chat, Text: line, Time: at,
+		Sender: who.ID(), SenderName: wamsg.SenderName(c.names(cli)(from), who),
+	}
+	var err error
+	if c.o.Quiet != nil {
+		err = c.o.Quiet(c.life, m)
+	} else {
+		_, err = c.o.Receive(c.life, m)
+	}
+	if err != nil && c.life.Err() == nil {
+		c.log.Warn("store a notice", zap.String("chat", chat), zap.Error(err))
+	}
+}
+
+// receive hands a message over; it says whether it is safe.
+func (c *Channel) receive(cli *whatsmeow.Client, m berth.Message, quiet bool) bool {
+	var err error
+	if quiet && c.o.Quiet != nil {
+		err = c.o.Quiet(c.life, m)
+	} else {
+		_, err = c.o.Receive(c.life, m)
+	}
+	known, ok := errors.AsType[*berth.Error](err)
+	if err == nil || ok && known.Kind == berth.NotFound { // the group was removed meanwhile
+		c.mu.Lock()
+		c.refusals = 0
+		c.mu.Unlock()
+		return true
+	}
+	if ok && known.Kind == berth.Invalid { // it would come again for ever
+		c.log.Error("message dropped", zap.String("chat", m.ChatJID), zap.String("id", m.ID), zap.Error(err))
+		return true
+	}
+	c.log.Error("store a message; it will come again", zap.String("chat", m.ChatJID), zap.String("id", m.ID), zap.Error(err))
+	c.refuse(cli)
+	return false
+}
+
+// refuse asks for another connection, since only then WhatsApp sends again what
+// was not acknowledged. It waits and asks in the handler of the message that was
+// refused: so none that came later is handled before it.
+func (c *Channel) refuse(cli *whatsmeow.Client) {
+	const longest = time.Minute
+	c.mu.Lock()
+	wait := min(c.retryFirst<<min(c.refusals, 10), longest)
+	c.refusals++
+	c.mu.Unlock()
+	select {
+	case <-time.After(wait):
+		cli.ResetConnection()
+	case <-c.life.Done():
+	}
+}
+
+// polls remembers the newest polls, to say what was voted for. A vote for an
+// older one is told without.
+type polls struct {
+	byID  map[string]*wamsg.Question
+	order []string
+}
+
+const maxPolls = 200
+
+func (p *polls) add(key string, q *wamsg.Question) {
+	if p.byID == nil {
+		p.byID = make(map[string]*wamsg.Question)
+	}
+	if p.byID[key] == nil {
+		p.order = append(p.order, key)
+	}
+	p.byID[key] = q
+	if len(p.order) > maxPolls {
+		delete(p.byID, p.order[0])
+		p.order = p.order[1:]
+	}
+}

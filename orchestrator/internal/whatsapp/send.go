@@ -1,0 +1,123 @@
+package whatsapp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.mau.fi/whatsmeow"
+	"go.mau.fi/whatsmeow/proto/waE2E"
+	"go.mau.fi/whatsmeow/types"
+
+	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/whatsapp/waformat"
+	"berth/orchestrator/internal/whatsapp/waid"
+)
+
+// Send sends a text under its MessageID, in which the readers' devices see that
+// they have it already. It fails with berth.Unavailable while there is no
+// connection: then Online will be called.
+func (c *Channel) Send(ctx context.Context, o berth.Outgoing) error {
+	to, err := waid.Parse(o.ChatJID)
+	if err != nil {
+		return err
+	}
+	if !waid.Served(to) {
+		return berth.Errorf(berth.Invalid, "%s is no chat that Berth takes part in", o.ChatJID)
+	}
+	cli := c.current()
+	if s := c.State(); !online(s) || !cli.IsConnected() {
+		return berth.Errorf(berth.Unavailable, "WhatsApp is %s", s)
+	}
+	_, err = cli.SendMessage(ctx, to, c.compose(ctx, to, o), whatsmeow.SendRequestExtra{ID: o.MessageID, Timeout: c.sendTimeout})
+	c.retype(o.ChatJID) // a message ends the sign that somebody writes
+	if err != nil && ctx.Err() == nil {
+		return c.explain(cli, err)
+	}
+	return err
+}
+
+// compose puts a text into WhatsApp's form.
+func (c *Channel) compose(ctx context.Context, to types.JID, o berth.Outgoing) *waE2E.Message {
+	text := c.us + waformat.WhatsApp(o.Text)
+	info := &waE2E.ContextInfo{}
+	plain := true
+	c.mu.Lock()
+	expires := c.expires[o.ChatJID]
+	c.mu.Unlock()
+	if expires > 0 {
+		info.Expiration = new(uint32(expires / time.Second))
+		plain = false
+	}
+	if c.o.Answered != nil {
+		if m, ok := c.o.Answered(ctx, o); ok {
+			if id, by, ok := c.quoted(to, m); ok {
+				sender := by.String()
+				info.StanzaID, info.Participant = &id, &sender
+				info.QuotedMessage = &waE2E.Message{Conversation: new(m.Text)}
+				plain = false
+			}
+		}
+	}
+	if plain {
+		return &waE2E.Message{Conversation: &text}
+	}
+	return &waE2E.Message{ExtendedTextMessage: &waE2E.ExtendedTextMessage{Text: &text, ContextInfo: info}}
+}
+
+// quoted returns how a chat names a message and who sent it.
+func (c *Channel) quoted(to types.JID, m berth.Message) (id string, sender types.JID, ok bool) {
+	id, _, _ = strings.Cut(m.ID, idMark)
+	sender, err := waid.Parse(m.Sender)
+	if err != nil || id == "" {
+		return "", sender, false
+	}
+	if g, _ := c.groups.find(to.String()); g.ByNumber {
+		if p := c.person(c.current(), sender, types.JID{}); !p.PN.IsEmpty() {
+			sender = p.PN
+		}
+	}
+	return id, sender, true
+}
+
+// explain says what a failed attempt to send means.
+func (c *Channel) explain(cli *whatsmeow.Client, err error) error {
+	if errors.Is(err, whatsmeow.ErrServerReturnedError) {
+		// The code is in the text only.
+		code := 0
+		_, _ = fmt.Sscanf(strings.TrimPrefix(err.Error(), whatsmeow.ErrServerReturnedError.Error()), "%d", &code)
+		switch code {
+		case 404:
+			return berth.Errorf(berth.NotFound, "WhatsApp does not know this chat any more (%w)", err)
+		case 429:
+			return fmt.Errorf("WhatsApp wants fewer messages: %w", err)
+		case 463:
+			return berth.Errorf(berth.Denied, "WhatsApp lets this account write only to groups and to people who wrote first (%w)", err)
+		case 479:
+			return berth.Errorf(berth.Invalid, "WhatsApp does not take this message (%w)", err)
+		}
+		return err
+	}
+	switch {
+	case errors.Is(err, whatsmeow.ErrGroupNotFound):
+		return berth.Errorf(berth.NotFound, "the group does not exist any more")
+	case errors.Is(err, whatsmeow.ErrNotInGroup):
+		return berth.Errorf(berth.Denied, "the account is no member of the group: add it again")
+	case errors.Is(err, whatsmeow.ErrIQRateOverLimit):
+		return fmt.Errorf("WhatsApp wants fewer requests: %w", err)
+	case !cli.IsConnected():
+		return berth.Errorf(berth.Unavailable, "the connection to WhatsApp broke: %w", err)
+	}
+	return offline(err)
+}
+
+// offline gives an error its kind if it says that there is no connection.
+func offline(err error) error {
+	_, broke := errors.AsType[*whatsmeow.DisconnectedError](err)
+	if broke || errors.Is(err, whatsmeow.ErrNotConnected) || errors.Is(err, whatsmeow.ErrNotLoggedIn) {
+		return berth.Errorf(berth.Unavailable, "no connection to WhatsApp: %w", err)
+	}
+	return err
+}
