@@ -66,6 +66,7 @@ type Options struct {
 type List struct {
 	opts Options
 	seed maphash.Seed
+	now  func() time.Time // tests have their own
 
 	mu       sync.Mutex
 	seen     state // of the file when it was read
@@ -77,7 +78,7 @@ type List struct {
 
 // New returns the list in o.File. Nothing is read before it is asked.
 func New(o Options) *List {
-	return &List{opts: o, seed: maphash.MakeSeed(), answered: make(map[uint64]struct{})}
+	return &List{opts: o, seed: maphash.MakeSeed(), now: time.Now, answered: make(map[uint64]struct{})}
 }
 
 // list is a file's meaning. It does not change.
@@ -194,7 +195,7 @@ func stateOf(file string, now time.Time) state {
 
 // current returns the list in force. The caller holds the lock.
 func (l *List) current() *list {
-	now := stateOf(l.opts.File, time.Now())
+	now := stateOf(l.opts.File, l.now())
 	if !l.begun || now != l.seen || !now.sure {
 		l.begin()
 		l.seen = now

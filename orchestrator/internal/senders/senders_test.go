@@ -244,7 +244,7 @@ func TestRestingFileIsNotRead(t *testing.T) {
 	f.mu.Lock()
 	f.seen, f.last = now, open
 	f.mu.Unlock()
-	time.Sleep(settled + 100*time.Millisecond)
+	f.now = func() time.Time { return time.Now().Add(2 * settled) }
 	f.want(t, "g", "eve", Allowed) // by what we put there: the file was not read
 	must(t, os.Chmod(f.File, 0o640))
 	f.want(t, "g", "eve", Context)
