@@ -73,9 +73,30 @@ type Config struct {
 	protocol.Input                // all but the prompt
 	WorkDir        string         // the group's folder
 	Home           string         // the group's own, kept between runs
+	Gateway        string         // address of the way out, as in forward.Environ; empty: there is none
+	Tools          []ToolServer   // what the agent gets beside its own tools
 	Children       *reap.Children // starts and waits for every process
 	Log            *log.Logger
 }
+
+// ToolServer is a program that offers tools by the Model Context Protocol on
+// stdin and stdout. The engine starts it, or has its agent start it.
+type ToolServer struct {
+	Name    string
+	Command []string          // program and arguments
+	Env     map[string]string // beside what the engine gives every tool
+}
+
+// Options of Config.EngineOptions. All may be missing.
+const (
+	OptionModel    = "model"          // the model's name
+	OptionProvider = "provider"       // "anthropic" or "openai": whose protocol the model's endpoint speaks
+	OptionCommand  = "command"        // of an agent that the image's owner brings, split like a shell does
+	OptionSession  = "sessionTimeout" // Go durations: until a session is there,
+	OptionFirst    = "firstTimeout"   // until the first sign of life in a turn,
+	OptionSilence  = "silenceTimeout" // between two signs of life
+	OptionSettle   = "settleTimeout"  // until the answer's final form is there after the turn's end
+)
 
 // Error is a failure of the agent program that the host can act on.
 type Error struct {
