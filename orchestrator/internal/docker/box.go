@@ -18,6 +18,7 @@ import (
 	"github.com/docker/docker/client"
 	"github.com/docker/docker/pkg/stdcopy"
 	"go.uber.org/zap"
+	"golang.org/x/time/rate"
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/crash"
@@ -124,6 +125,7 @@ type box struct {
 	log *zap.Logger
 
 	stdout, stderr stream
+	pace           *rate.Limiter // of bytes of both
 
 	exited chan struct{} // closed when exit is set
 	exit   turn.Exit
@@ -139,7 +141,30 @@ func (e *Engine) newBox(id, run string) *box {
 		e: e, id: id, run: run,
 		log:    e.log.With(zap.String("run", run), zap.String("container", id[:min(12, len(id))])),
 		exited: make(chan struct{}),
+		pace:   rate.NewLimiter(outputRate, outputBurst),
 	}
+}
+
+// How much a container may print: so much a second after a burst. Beyond it, it
+// waits, instead of keeping this process and the engine busy.
+const (
+	outputRate  = 4 << 20
+	outputBurst = 16 << 20
+)
+
+// paced is a reader that takes no more than so many bytes a second.
+type paced struct {
+	io.Reader
+	ctx  context.Context
+	pace *rate.Limiter
+}
+
+func (p paced) Read(data []byte) (int, error) {
+	n, err := p.Reader.Read(data[:min(len(data), outputBurst)])
+	if n > 0 && err == nil {
+		err = p.pace.WaitN(p.ctx, n)
+	}
+	return n, err
 }
 
 // start brings a created container to life, in the order that loses nothing:
@@ -226,7 +251,7 @@ func (b *box) carry(conn types.HijackedResponse) {
 	b.e.wg.Go(func() {
 		unhook := context.AfterFunc(b.e.ctx, func() { _ = b.Close() })
 		defer unhook()
-		if _, err := stdcopy.StdCopy(outW, errW, conn.Reader); err != nil {
+		if _, err := stdcopy.StdCopy(outW, errW, paced{conn.Reader, b.e.ctx, b.pace}); err != nil {
 			b.log.Debug("streams broke", zap.Error(err))
 		}
 		conn.Close()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +19,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"go.uber.org/zap/zaptest"
+	"golang.org/x/time/rate"
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/turn"
@@ -255,3 +257,41 @@ func compileHelper(out string) error {
 	}
 	return nil
 }
+
+func TestCPUShare(t *testing.T) {
+	for _, tt := range []struct {
+		cpus          float64
+		period, quota int64
+	}{
+		{0, 0, 0}, {1, 10_000, 10_000}, {1.5, 10_000, 15_000}, {0.5, 10_000, 5_000}, {64, 10_000, 640_000},
+		{0.1, 10_000, 1_000}, {0.03, 33_334, 1_000}, {0.01, 100_000, 1_000}, {0.0001, 1_000_000, 1_000},
+	} {
+		if period, quota := cpuShare(tt.cpus); period != tt.period || quota != tt.quota {
+			t.Errorf("%v processors: %d of %d µs, want %d of %d", tt.cpus, quota, period, tt.quota, tt.period)
+		}
+	}
+}
+
+// A container that prints without end costs so much a second and no more.
+func TestPaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		endless := paced{zeros{}, t.Context(), rate.NewLimiter(outputRate, outputBurst)}
+		read := func(n int64) time.Duration {
+			begun := time.Now()
+			if _, err := io.CopyN(io.Discard, endless, n); err != nil {
+				t.Fatal(err)
+			}
+			return time.Since(begun)
+		}
+		if took := read(outputBurst); took > 0 {
+			t.Errorf("the burst took %v", took)
+		}
+		if took := read(10 * outputRate); took < 9*time.Second || took > 11*time.Second {
+			t.Errorf("ten seconds' worth took %v", took)
+		}
+	})
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }

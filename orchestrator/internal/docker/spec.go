@@ -60,6 +60,7 @@ func render(spec turn.Spec, install string) rendered {
 	if network == "" {
 		network = "none"
 	}
+	period, quota := cpuShare(spec.CPUs)
 	host := &container.HostConfig{
 		// The runner must be process 1 itself: under Docker's init any tool of
 		// the same user could write to /proc/1/fd/1, our stdout.
@@ -91,7 +92,8 @@ func render(spec turn.Spec, install string) rendered {
 		Resources: container.Resources{
 			Memory:     spec.Memory,
 			MemorySwap: spec.Memory, // memory and swap together: no swap
-			NanoCPUs:   int64(math.Round(spec.CPUs * 1e9)),
+			CPUPeriod:  period,
+			CPUQuota:   quota,
 			PidsLimit:  new(spec.Pids),
 			Ulimits: []*units.Ulimit{
 				{Name: "nofile", Soft: 4096, Hard: 4096},
@@ -112,6 +114,19 @@ func render(spec turn.Spec, install string) rendered {
 		Config: config,
 		Host:   host,
 	}
+}
+
+// cpuShare returns, in microseconds, how much processor time a container gets in
+// which period; zero is the engine's default and no limit. The shorter the period,
+// the shorter a greedy container holds all processors before it has to pause, and
+// the shorter everybody else waits. The kernel takes no quota below a millisecond.
+func cpuShare(cpus float64) (period, quota int64) {
+	if cpus <= 0 {
+		return 0, 0
+	}
+	const shortest, longest, least = 10_000, 1_000_000, 1_000
+	period = min(max(shortest, int64(math.Ceil(least/cpus))), longest)
+	return period, max(least, int64(math.Round(cpus*float64(period))))
 }
 
 // bind returns a bind mount. As a struct and not as "source:target", because a

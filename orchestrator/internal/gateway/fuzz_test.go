@@ -124,7 +124,7 @@ func FuzzRequest(f *testing.F) {
 		Dir: f.TempDir(), UID: os.Getuid(), GID: os.Getgid(),
 		Anthropic: Anthropic{BaseURL: provider.URL + "/a", APIKey: theKey}, OpenAI: OpenAI{BaseURL: provider.URL + "/o", APIKey: theKey},
 		Resolver: &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no names here") }},
-		Limits:   Limits{RequestBytes: 1 << 10, HeaderTimeout: time.Second, IdleTimeout: time.Second, DialTimeout: time.Second},
+		Limits:   Limits{Rate: 1 << 20, RequestBytes: 1 << 10, HeaderTimeout: time.Second, IdleTimeout: time.Second, DialTimeout: time.Second},
 	}, &memory{}, zap.New(core))
 	if err != nil {
 		f.Fatal(err)

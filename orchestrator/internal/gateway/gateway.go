@@ -32,6 +32,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"golang.org/x/time/rate"
 
 	"berth/orchestrator/internal/berth"
 )
@@ -77,6 +78,7 @@ type Limits struct {
 	RequestBytes  int64         // of one body to a provider; 32 MiB
 	EgressBytes   int64         // both ways, over the whole run; 4 GiB
 	Connections   int           // open on the socket; further ones wait; 64
+	Rate          int           // connections and requests a second, after a burst of four seconds' worth; further ones wait; 100
 	Calls         int           // to providers at the same time; 16
 	Tunnels       int           // egress requests at the same time; 32
 	DialTimeout   time.Duration // with name lookup; 15 s
@@ -89,6 +91,7 @@ func (l Limits) withDefaults() Limits {
 	set(&l.RequestBytes, 32<<20)
 	set(&l.EgressBytes, 4<<30)
 	set(&l.Connections, 64)
+	set(&l.Rate, 100)
 	set(&l.Calls, 16)
 	set(&l.Tunnels, 32)
 	set(&l.DialTimeout, 15*time.Second)
@@ -235,7 +238,8 @@ type Door struct {
 	direct  *http.Transport // to the hosts of the egress list
 	calls   chan struct{}   // slots
 	tunnels chan struct{}
-	budget  int64 // bytes of egress left; guarded by mu
+	pace    *rate.Limiter // of connections and requests
+	budget  int64         // bytes of egress left; guarded by mu
 	diary   *diary
 	end     func() // once
 	closed  sync.WaitGroup
@@ -266,6 +270,7 @@ func (g *Gateway) Open(r Run) (*Door, error) {
 		log:     g.log.With(zap.String("group", r.Folder), zap.String("run", r.ID)).WithOptions(zap.WrapCore(sampled)),
 		calls:   make(chan struct{}, g.cfg.Limits.Calls),
 		tunnels: make(chan struct{}, g.cfg.Limits.Tunnels),
+		pace:    rate.NewLimiter(rate.Limit(g.cfg.Limits.Rate), 4*g.cfg.Limits.Rate),
 		budget:  g.cfg.Limits.EgressBytes,
 	}
 	d.diary = newDiary(g.store, d.log)
@@ -299,7 +304,7 @@ func (g *Gateway) Open(r Run) (*Door, error) {
 	g.doors[r.ID] = d
 	d.closed.Go(d.diary.write)
 	d.closed.Go(func() {
-		if err := d.server.Serve(newBounded(l, g.cfg.Limits.Connections)); !errors.Is(err, http.ErrServerClosed) {
+		if err := d.server.Serve(newBounded(ctx, l, g.cfg.Limits.Connections, d.pace)); !errors.Is(err, http.ErrServerClosed) {
 			d.log.Error("serve the gateway", zap.Error(err))
 		}
 	})
@@ -428,17 +433,19 @@ func (g *Gateway) listen(dir string) (_ *net.UnixListener, err error) {
 	return l, errors.Join(os.Lchown(path, g.cfg.UID, g.cfg.GID), os.Lchown(dir, g.cfg.UID, g.cfg.GID))
 }
 
-// bounded lets no more than so many connections in at a time. Further ones wait:
-// the wait is the container's own.
+// bounded lets no more than so many connections in at a time, and in a second.
+// Further ones wait: the wait is the container's own.
 type bounded struct {
 	*net.UnixListener
+	ctx   context.Context // ends with the door
+	pace  *rate.Limiter
 	slots chan struct{}
 	done  chan struct{}
 	close func() error
 }
 
-func newBounded(l *net.UnixListener, n int) *bounded {
-	b := &bounded{UnixListener: l, slots: make(chan struct{}, n), done: make(chan struct{})}
+func newBounded(ctx context.Context, l *net.UnixListener, n int, pace *rate.Limiter) *bounded {
+	b := &bounded{UnixListener: l, ctx: ctx, pace: pace, slots: make(chan struct{}, n), done: make(chan struct{})}
 	b.close = sync.OnceValue(func() error {
 		close(b.done)
 		return l.Close()
@@ -456,6 +463,11 @@ func (b *bounded) Accept() (net.Conn, error) {
 	if err != nil {
 		<-b.slots
 		return nil, err
+	}
+	if b.pace.Wait(b.ctx) != nil {
+		c.Close()
+		<-b.slots
+		return nil, net.ErrClosed
 	}
 	return &guest{UnixConn: c, release: sync.OnceFunc(func() { <-b.slots })}, nil
 }
@@ -484,6 +496,9 @@ func (d *Door) serve(w http.ResponseWriter, r *http.Request) {
 	d.mu.Unlock()
 	defer d.active.Done()
 
+	if d.pace.Wait(r.Context()) != nil {
+		panic(http.ErrAbortHandler)
+	}
 	switch {
 	case r.Method == http.MethodConnect:
 		d.tunnel(w, r)

@@ -95,6 +95,8 @@ func newRig(t testing.TB, c Config, r Run) *rig {
 	log := zap.NewNop()
 	if _, ok := t.(*testing.T); ok {
 		log = zaptest.NewLogger(t)
+	} else {
+		c.Limits.Rate = 1 << 20 // what is measured is not the wait
 	}
 	store := &memory{}
 	g, err := New(c, store, log)
@@ -442,4 +444,38 @@ func TestNothingIsLeft(t *testing.T) {
 	dns.close()
 	slow.CloseClientConnections()
 	check()
+}
+
+// A container that comes again and again waits, and no other does.
+func TestPace(t *testing.T) {
+	r := newRig(t, Config{Limits: Limits{Rate: 1}}, Run{})
+	ask := func(c *http.Client, patience time.Duration) error {
+		c.CloseIdleConnections()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://gateway/", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := c.Do(req)
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err
+	}
+	for range 2 { // a connection and a request each
+		if err := ask(r.client, 10*time.Second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ask(r.client, 50*time.Millisecond); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("beyond the burst: %v", err)
+	}
+	other, err := r.Open(Run{ID: "run2", Folder: "work"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := ask(client(t, other), 10*time.Second); err != nil {
+		t.Error(err)
+	}
 }
