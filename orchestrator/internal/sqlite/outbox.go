@@ -24,6 +24,9 @@ func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 				if err := t.exec(`UPDATE batches SET answered = 1 WHERE chat_jid = ? AND state IN ('sent', 'consumed')`, o.ChatJID); err != nil {
 					return err
 				}
+				if err := t.taskSpoke(o.ChatJID); err != nil {
+					return err
+				}
 			}
 			if o.Kind == berth.OutMessage {
 				if err := t.room(o); err != nil {
@@ -99,10 +102,23 @@ func (db *DB) NextOutgoing(ctx context.Context, chatJID string) (o berth.Outgoin
 	return o, err == nil, explain(err)
 }
 
+// keptSent is how many texts of a chat are kept after they were sent: to tell what
+// answered a message, and to know a text that comes again. Notices stay: some are
+// for once and all time.
+const keptSent = 1000
+
 // MarkSent notes that the channel took a text.
 func (db *DB) MarkSent(ctx context.Context, id int64) error {
 	return db.writer.do(ctx, func(t *tx) error {
-		return t.exec(`UPDATE outbox SET state = 'sent', error = '' WHERE id = ?`, id)
+		var chat string
+		if _, err := t.get([]any{&chat}, `UPDATE outbox SET state = 'sent', error = '' WHERE id = ? RETURNING chat_jid`, id); err != nil {
+			return err
+		}
+		if id%64 != 0 {
+			return nil // looking costs as much as there is
+		}
+		return t.exec(`DELETE FROM outbox WHERE id IN (SELECT id FROM outbox
+			WHERE chat_jid = ? AND state = 'sent' AND kind <> 'notice' ORDER BY id DESC LIMIT -1 OFFSET ?)`, chat, keptSent)
 	})
 }
 

@@ -173,3 +173,40 @@ func TestOutboxLooksUseIndexes(t *testing.T) {
 		}
 	}
 }
+
+// What was sent does not stay for ever, or an agent could fill the store. What
+// others count on stays: notices, what waits, other chats.
+func TestSentTextsAreForgotten(t *testing.T) {
+	db := open(t)
+	notice := berth.Outgoing{ChatJID: "a", Key: "once", Kind: berth.OutNotice, Text: "n", MessageID: "n", CreatedAt: time.Now()}
+	check(t, db.AddOutgoing(t.Context(), notice))
+	check(t, db.MarkSent(t.Context(), 1))
+	check(t, db.writer.do(t.Context(), func(x *tx) error {
+		for i := range 2 * keptSent {
+			err := x.exec(`INSERT INTO outbox (chat_jid, key, kind, text, message_id, state, created_at) VALUES (?, ?, 'message', 'x', 'x', 'sent', '')`,
+				[]string{"a", "b"}[i%2], fmt.Sprint("sent ", i))
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	for range 64 {
+		check(t, db.MarkSent(t.Context(), post(t, db, "a", fmt.Sprint(berth.NewID(4))).ID))
+	}
+	dead := post(t, db, "a", "dead")
+	check(t, db.MarkFailed(t.Context(), dead.ID, "no such chat", time.Time{}))
+	count := func(where string) (n int) {
+		check(t, db.read.QueryRowContext(t.Context(), `SELECT count(*) FROM outbox WHERE `+where).Scan(&n))
+		return n
+	}
+	if n := count(`chat_jid = 'a' AND state = 'sent' AND kind = 'message'`); n < keptSent || n >= keptSent+64 {
+		t.Errorf("%d sent texts are kept, want about %d", n, keptSent)
+	}
+	if n := count(`chat_jid = 'b'`); n != keptSent {
+		t.Errorf("%d texts of another chat", n)
+	}
+	if count(`key = 'once'`) != 1 || count(`state = 'dead'`) != 1 {
+		t.Error("a notice or a dead letter is gone")
+	}
+}
