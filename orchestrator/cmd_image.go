@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spf13/cobra"
 
+	"berth/container"
 	"berth/orchestrator/internal/docker"
 )
 
@@ -52,13 +54,47 @@ func openDocker(cfg Config) (*docker.Engine, error) {
 	return docker.New(docker.Options{Install: "cli", Host: cfg.DockerHost, TLSDir: cfg.DockerCertPath})
 }
 
+// fullImage is the name of the images that are made on demand.
+const fullImage = "berth-full:latest"
+
 func (a *app) imageBuildCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "build",
-		Short:   "Build the agent image if it is not there, and print its reference",
-		Example: "  berth image build",
-		Args:    cobra.NoArgs,
+	var full bool
+	var rootfs, tag string
+	var args []string
+	cmd := &cobra.Command{
+		Use:   "build",
+		Short: "Build the agent image if it is not there, and print its reference",
+		Long: `Build the agent image if it is not there, and print its reference.
+
+Without a flag it is the small image that the daemon makes by itself. --full
+makes a larger one with git, ripgrep, curl, jq and agent programs, from
+registries. --from-rootfs makes one without a registry, from a folder that holds
+a root file system; container/make-rootfs.sh makes such a folder.
+
+Name the image in CONTAINER_IMAGE to use it for all groups, or give it to one:
+berth groups set FOLDER --image ` + fullImage + `.`,
+		Example: `  berth image build
+  berth image build --full --arg CLAUDE=2.1.329
+  berth image build --from-rootfs ./rootfs --tag my-agent:1`,
+		Args: cobra.NoArgs,
 		RunE: a.do(func(ctx context.Context, _ []string) error {
+			if full && rootfs != "" {
+				return misusef("give --full or --from-rootfs, not both")
+			}
+			if !full && rootfs == "" && tag != fullImage {
+				return misusef("--tag goes with --full or --from-rootfs")
+			}
+			if !full && len(args) > 0 {
+				return misusef("--arg goes with --full")
+			}
+			values := make(map[string]string, len(args))
+			for _, arg := range args {
+				name, value, ok := strings.Cut(arg, "=")
+				if !ok || name == "" {
+					return misusef("--arg %q: give NAME=VALUE", arg)
+				}
+				values[name] = value
+			}
 			cfg, err := a.config()
 			if err != nil {
 				return err
@@ -71,7 +107,16 @@ func (a *app) imageBuildCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			ref, _, err := engine.BuildImage(ctx, files, func(step string) { a.note("%s", step) })
+			progress := func(step string) { a.note("%s", step) }
+			ref := tag
+			switch {
+			case full:
+				err = engine.BuildFromDockerfile(ctx, container.Dockerfile, files.Runner, tag, values, progress)
+			case rootfs != "":
+				_, err = engine.BuildFromRootfs(ctx, rootfs, files.Runner, tag, progress)
+			default:
+				ref, _, err = engine.BuildImage(ctx, files, progress)
+			}
 			if err := errors.Join(err, engine.Close()); err != nil {
 				return err
 			}
@@ -79,6 +124,11 @@ func (a *app) imageBuildCommand() *cobra.Command {
 			return err
 		}),
 	}
+	cmd.Flags().BoolVar(&full, "full", false, "make the large image from registries")
+	cmd.Flags().StringVar(&rootfs, "from-rootfs", "", "make an image of this root file system")
+	cmd.Flags().StringVar(&tag, "tag", fullImage, "name of the image, with --full or --from-rootfs")
+	cmd.Flags().StringArrayVar(&args, "arg", nil, "a value for container/Dockerfile, such as OPENCODE=1.18.33; may be repeated")
+	return cmd
 }
 
 type imageStatus struct {

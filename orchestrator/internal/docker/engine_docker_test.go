@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/client"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
@@ -921,4 +922,46 @@ func TestW51StartedContainerIsLookedAt(t *testing.T) {
 	}
 	spec.RunID, spec.Started = berth.NewID(8), func(int) error { return nil }
 	startSpec(t, e, spec, "{}")
+}
+
+// An image of a root file system: made once for the same content, replaced under
+// its name by another, and its containers run as any other.
+func TestBuildFromRootfs(t *testing.T) {
+	e := newEngine(t, dockerHost)
+	dir, tag := aRootfs(t), "berth-test-rootfs:"+berth.NewID(4)
+	c := bare(t)
+	t.Cleanup(func() {
+		if _, err := c.ImageRemove(context.WithoutCancel(t.Context()), tag, image.RemoveOptions{Force: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	build := func(want bool) string {
+		t.Helper()
+		built, err := e.BuildFromRootfs(t.Context(), dir, buildHelper(t), tag, nil)
+		if err != nil || built != want {
+			t.Fatalf("built %v, %v", built, err)
+		}
+		ins, err := c.ImageInspect(t.Context(), tag)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ins.ID
+	}
+	first := build(true)
+	build(false)
+	if err := os.WriteFile(filepath.Join(dir, "etc/new"), []byte("x"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if second := build(true); second == first {
+		t.Error("a changed folder made the same image")
+	}
+	if _, err := c.ImageInspect(t.Context(), first); err == nil {
+		t.Error("the image that had the name before is still there")
+	}
+	spec := testSpec()
+	spec.Image = tag
+	b := startSpec(t, e, spec, "echo hello")
+	if stdout, stderr := drain(t, b); stdout != "hello" {
+		t.Errorf("it says %q, %q", stdout, stderr)
+	}
 }

@@ -302,33 +302,25 @@ func (c content) image(ctx context.Context) (v1.Image, error) {
 
 	img := empty.Image
 	for _, entries := range layers {
-		data, err := pack(entries)
-		if err != nil {
-			return nil, fmt.Errorf("pack a layer: %w", err)
-		}
-		// Not compressed: it only travels over a socket.
-		if img, err = mutate.AppendLayers(img, static.NewLayer(data, types.DockerUncompressedLayer)); err != nil {
-			return nil, fmt.Errorf("append a layer: %w", err)
+		var err error
+		if img, err = appendEntries(img, entries); err != nil {
+			return nil, err
 		}
 	}
-	config, err := img.ConfigFile()
+	return configure(img, c.hash)
+}
+
+// appendEntries puts a layer of entries on top of an image.
+func appendEntries(img v1.Image, entries []entry) (v1.Image, error) {
+	data, err := pack(entries)
 	if err != nil {
-		return nil, fmt.Errorf("configure the image: %w", err)
+		return nil, fmt.Errorf("pack a layer: %w", err)
 	}
-	config = config.DeepCopy()
-	config.OS, config.Architecture = "linux", runtime.GOARCH
-	config.Config = v1.Config{
-		User:       "1000:1000",
-		WorkingDir: protocol.GroupDir,
-		Entrypoint: []string{protocol.RunnerPath},
-		Env:        []string{"PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "HOME=" + protocol.HomeDir},
-		Labels: map[string]string{
-			LabelContent:         c.hash,
-			LabelProtocol:        strconv.Itoa(protocol.Version),
-			protocol.LabelMarker: protocol.DefaultMarker,
-		},
+	// Not compressed: it only travels over a socket.
+	if img, err = mutate.AppendLayers(img, static.NewLayer(data, types.DockerUncompressedLayer)); err != nil {
+		return nil, fmt.Errorf("append a layer: %w", err)
 	}
-	return mutate.ConfigFile(img, config)
+	return img, nil
 }
 
 // entry is a file, or a folder (path ends in a slash), or a link, in a layer.
