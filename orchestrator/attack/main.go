@@ -117,7 +117,7 @@ func (p *play) say(format string, args ...any) {
 	fmt.Fprintf(p.out, "%4.0f s: %s\n", time.Since(p.begun).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// perform is the whole: calm, storm, a second run, and what is left of it all.
+// perform is the whole: calm, work, storm, a second run, and what is left of it all.
 func (p *play) perform(ctx context.Context) error {
 	if err := p.prepare(ctx); err != nil {
 		return err
@@ -139,25 +139,31 @@ func (p *play) perform(ctx context.Context) error {
 		return err
 	}
 
-	calm := p.storm / 2
-	p.say("calm: %d groups talk for %v without attacks", len(folders), calm)
-	talk, quiet := context.WithCancel(ctx)
-	defer quiet()
+	quiet := p.storm / 2
+	p.say("calm: %d groups talk for %v without attacks", len(folders), quiet)
+	talk, hush := context.WithCancel(ctx)
+	defer hush()
 	talking := p.victims.talk(ctx, talk)
 	defer talking.Wait()
-	defer quiet()
+	defer hush()
 	talking.Go(func() { p.progress(talk) })
-	if err := pause(ctx, calm); err != nil {
+	if err := pause(ctx, quiet); err != nil {
 		return err
 	}
 
-	p.victims.attacked(time.Now())
+	p.victims.enter(work)
+	p.say("work: the same while one group computes, as any agent may")
+	if err := p.tell(ctx, "run ./inside compute "+strconv.Itoa(int(quiet.Seconds()))); err != nil {
+		return err
+	}
+
+	p.victims.enter(storm)
 	p.say("storm: one group attacks for %v, with %d programs at once", p.storm, 10)
 	if err := p.attack(ctx); err != nil {
 		return err
 	}
-	p.victims.attacked(time.Time{})
-	quiet()
+	p.victims.enter(calm)
+	hush()
 	talking.Wait()
 
 	p.say("no more messages; looking at what is left")
@@ -173,12 +179,8 @@ func (p *play) perform(ctx context.Context) error {
 // progress tells every so often how the victims are.
 func (p *play) progress(ctx context.Context) {
 	for pause(ctx, 10*time.Second) == nil {
-		phase := "calm"
-		if p.victims.underAttack() {
-			phase = "storm"
-		}
 		n, p50, p99 := p.victims.lately()
-		p.say("%s: %d answers to the others, p50 %.1f ms, p99 %.1f ms", phase, n, millis(p50), millis(p99))
+		p.say("%s: %d answers to the others, p50 %.1f ms, p99 %.1f ms", p.victims.now(), n, millis(p50), millis(p99))
 	}
 }
 

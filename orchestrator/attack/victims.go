@@ -18,6 +18,15 @@ import (
 // breath is the mean time between an answer and the next message of a chat.
 const breath = 100 * time.Millisecond
 
+// phase is what the attacker does while the others talk.
+type phase string
+
+const (
+	calm  phase = "calm"  // nothing
+	work  phase = "work"  // what any agent may do: it computes, with all the processor time that it has
+	storm phase = "storm" // its worst
+)
+
 // victims are the groups that only talk.
 type victims struct {
 	client *web.Client
@@ -26,27 +35,26 @@ type victims struct {
 	mu     sync.Mutex
 	sent   map[string][]string // texts asked for, by folder
 	faults []string
-	storm  time.Time // since when they are attacked; zero: they are not
-	calm   []time.Duration
-	hit    []time.Duration // while they were attacked
-	told   int             // of the current ones
-	slow   time.Duration   // the slowest answer to a question for the status
+	phase  phase
+	took   map[phase][]time.Duration
+	told   int           // of the current ones
+	slow   time.Duration // the slowest answer to a question for the status
 }
 
 func newVictims(c *web.Client, out io.Writer) *victims {
-	return &victims{client: c, out: out, sent: make(map[string][]string)}
+	return &victims{client: c, out: out, sent: make(map[string][]string), phase: calm, took: make(map[phase][]time.Duration)}
 }
 
-func (v *victims) attacked(since time.Time) {
+func (v *victims) enter(p phase) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.storm, v.told = since, 0
+	v.phase, v.told = p, 0
 }
 
-func (v *victims) underAttack() bool {
+func (v *victims) now() phase {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return !v.storm.IsZero()
+	return v.phase
 }
 
 // greet starts all containers: what follows is warm.
@@ -66,17 +74,15 @@ func (v *victims) talk(ctx, talk context.Context) *sync.WaitGroup {
 	for _, f := range folders {
 		wg.Go(func() {
 			for pause(talk, time.Duration(rand.Int64N(int64(2*breath)))) == nil {
-				attacked := v.underAttack()
+				now := v.now()
 				took, err := v.ask(ctx, f)
 				v.mu.Lock()
 				switch {
 				case ctx.Err() != nil:
 				case err != nil:
 					v.faults = append(v.faults, err.Error())
-				case attacked:
-					v.hit = append(v.hit, took)
 				default:
-					v.calm = append(v.calm, took)
+					v.took[now] = append(v.took[now], took)
 				}
 				v.mu.Unlock()
 			}
@@ -130,10 +136,7 @@ func (v *victims) ask(ctx context.Context, folder string) (time.Duration, error)
 func (v *victims) lately() (n int, p50, p99 time.Duration) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	all := v.calm
-	if !v.storm.IsZero() {
-		all = v.hit
-	}
+	all := v.took[v.phase]
 	recent := all[min(v.told, len(all)):]
 	v.told = len(all)
 	return len(all), quantile(recent, 0.5), quantile(recent, 0.99)

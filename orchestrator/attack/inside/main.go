@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -34,6 +35,7 @@ func main() {
 		"all":      {"", func() { all(length) }},
 		"forge":    {"", forge},
 		"end":      {"", end},
+		"compute":  {"", func() { compute(until) }},
 		"requests": {"files", requests},
 		"flood":    {"files", func() { flood(until) }},
 		"swap":     {"mounts", swap},
@@ -187,6 +189,22 @@ func swap() {
 		_ = os.Remove(name)
 		tell("link "+name+" to a canary", os.Symlink(target, name))
 	}
+}
+
+// compute does what a compiler does: it is no attack.
+func compute(until time.Time) {
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for data := []byte("x"); time.Now().Before(until); {
+				for range 1000 {
+					sum := sha256.Sum256(data)
+					data = sum[:]
+				}
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // end asks its own runner to end, as only the host should.
