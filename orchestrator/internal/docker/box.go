@@ -7,6 +7,8 @@ import (
 	"io"
 	"net/http/httptrace"
 	"os"
+	"regexp"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/time/rate"
 
+	"berth/agent-runner/protocol"
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/crash"
 	"berth/orchestrator/internal/turn"
@@ -32,6 +35,10 @@ const unknownExit = -1
 // stdin has started: its Box tells how it ended.
 func (e *Engine) Start(ctx context.Context, spec turn.Spec, stdin []byte, created func(id string) error) (turn.Box, error) {
 	c, err := e.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	marker, err := e.runnerOf(ctx, &spec)
 	if err != nil {
 		return nil, err
 	}
@@ -52,13 +59,35 @@ func (e *Engine) Start(ctx context.Context, spec turn.Spec, stdin []byte, create
 			e.log.Warn("docker engine warns about containers", zap.String("warning", warning))
 		}
 	}
-	b := e.newBox(made.ID, spec.RunID)
+	b := e.newBox(made.ID, spec.RunID, marker)
 	if err := b.start(ctx, c, spec, stdin, created); err != nil {
 		_ = b.Close()
 		e.undo(ctx, made.ID)
 		return nil, err
 	}
 	return b, nil
+}
+
+var markerPattern = regexp.MustCompile(`^[A-Z0-9_]{1,64}$`)
+
+// runnerOf returns the marker of an image's runner. An image that names one has a
+// runner, so that none is mounted into it.
+func (e *Engine) runnerOf(ctx context.Context, spec *turn.Spec) (marker string, err error) {
+	marker = protocol.DefaultMarker
+	if !strings.HasPrefix(spec.Image, Repository+":") {
+		labels, err := e.Labels(ctx, spec.Image)
+		if err != nil {
+			return "", err
+		}
+		if labels[protocol.LabelMarker] == "" {
+			return marker, nil
+		}
+		if marker = labels[protocol.LabelMarker]; !markerPattern.MatchString(marker) {
+			return "", berth.Errorf(berth.Invalid, "image %s has the label %s=%.80q: give capital letters, digits and _ only", spec.Image, protocol.LabelMarker, marker)
+		}
+	}
+	spec.Runner = ""
+	return marker, nil
 }
 
 // refused explains why the engine would not create or start a container.
@@ -106,7 +135,7 @@ func (e *Engine) Attach(ctx context.Context, runID string) (turn.Box, error) {
 	if len(found) == 0 {
 		return nil, berth.Errorf(berth.NotFound, "no container of run %s is running", runID)
 	}
-	b := e.newBox(found[0].ID, runID)
+	b := e.newBox(found[0].ID, runID, found[0].Labels[protocol.LabelMarker]) // a container has its image's labels
 	if err := b.Reattach(ctx); err != nil {
 		return nil, err
 	}
@@ -119,10 +148,11 @@ func (e *Engine) Attach(ctx context.Context, runID string) (turn.Box, error) {
 
 // box is a container that was started or adopted.
 type box struct {
-	e   *Engine
-	id  string
-	run string
-	log *zap.Logger
+	e      *Engine
+	id     string
+	run    string
+	marker string
+	log    *zap.Logger
 
 	stdout, stderr stream
 	pace           *rate.Limiter // of bytes of both
@@ -136,9 +166,9 @@ type box struct {
 	stopping bool
 }
 
-func (e *Engine) newBox(id, run string) *box {
+func (e *Engine) newBox(id, run, marker string) *box {
 	return &box{
-		e: e, id: id, run: run,
+		e: e, id: id, run: run, marker: marker,
 		log:    e.log.With(zap.String("run", run), zap.String("container", id[:min(12, len(id))])),
 		exited: make(chan struct{}),
 		pace:   rate.NewLimiter(outputRate, outputBurst),
@@ -279,6 +309,7 @@ func (b *box) Close() error {
 }
 
 func (b *box) ID() string        { return b.id }
+func (b *box) Marker() string    { return b.marker }
 func (b *box) Stdout() io.Reader { return &b.stdout }
 func (b *box) Stderr() io.Reader { return &b.stderr }
 

@@ -399,7 +399,7 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 			check: func(err error) bool { return kind(err) == berth.Invalid }},
 		{name: "network", change: func(s *turn.Spec) { s.Network = "no-such-network" },
 			check: func(err error) bool { return kind(err) == berth.Invalid }},
-		{name: "runner", change: func(s *turn.Spec) { s.Runner = "/etc/passwd" }, // cannot be executed
+		{name: "runner", change: func(s *turn.Spec) { s.Image, s.Runner = foreign(t, e, ""), "/etc/passwd" }, // cannot be executed
 			check: func(err error) bool { return err != nil }},
 		{name: "refused", created: func(string) error { return refusal },
 			check: func(err error) bool { return errors.Is(err, refusal) }},
@@ -427,14 +427,55 @@ func TestFailedStartLeavesNothing(t *testing.T) {
 	}
 }
 
-// A foreign image gets the runner mounted.
+// foreign makes an image that others might have made, with the helper in it as
+// another program.
+func foreign(t testing.TB, e *Engine, more string) (tag string) {
+	t.Helper()
+	tag = "berth-test-foreign:" + berth.NewID(4)
+	dockerfile := "FROM scratch\nCOPY agent-runner /other\nENTRYPOINT [\"/other\"]\n" + more
+	if err := e.BuildFromDockerfile(t.Context(), []byte(dockerfile), buildHelper(t), tag, nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	c := bare(t)
+	t.Cleanup(func() {
+		if _, err := c.ImageRemove(context.WithoutCancel(t.Context()), tag, image.RemoveOptions{Force: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	return tag
+}
+
+// A foreign image gets the runner mounted, unless it says by its marker that it
+// has one of its own, which then may be an older one.
 func TestRunnerIsMounted(t *testing.T) {
 	e := newEngine(t, dockerHost)
+	for more, want := range map[string]string{"": "BERTH", "LABEL berth.marker=NANOCLAW": "NANOCLAW"} {
+		spec := testSpec()
+		spec.Image, spec.Runner = foreign(t, e, more), buildHelper(t)
+		if want == "NANOCLAW" {
+			spec.Runner = "/etc/passwd" // cannot be executed
+		}
+		b := startSpec(t, e, spec, "serve")
+		next := lines(t, b)
+		if got := next(); got != "ready" || b.Marker() != want {
+			t.Errorf("%s: got %q, marker %s", want, got, b.Marker())
+		}
+		again, err := e.Attach(t.Context(), spec.RunID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := again.(*box).Marker(); got != want && got != "" {
+			t.Errorf("adopted: marker %q, want %s", got, want)
+		}
+		_ = again.Close()
+		if err := b.Remove(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
 	spec := testSpec()
-	spec.Runner = buildHelper(t)
-	b := startSpec(t, e, spec, "echo hello")
-	if got, _ := drain(t, b); got != "hello" {
-		t.Errorf("got %q", got)
+	spec.Image = foreign(t, e, `LABEL berth.marker="A B"`)
+	if _, err := e.Start(t.Context(), spec, nil, anyID); kind(err) != berth.Invalid {
+		t.Errorf("a marker that is none: %v", err)
 	}
 }
 
