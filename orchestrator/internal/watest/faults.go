@@ -21,6 +21,10 @@ type faults struct {
 	held         []heldAck
 	iq           func(*waBinary.Node) *waBinary.Node
 	iqErrors     map[string]int
+	holdMedia    bool
+	heldMedia    map[string]chan struct{} // by name
+	mediaAsked   int
+	mediaCode    int
 }
 
 type heldAck struct {

@@ -37,9 +37,35 @@ func (s *Server) serveUpload(w http.ResponseWriter, r *http.Request) {
 func (s *Server) serveDelete(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }
 
 func (s *Server) serveDownload(w http.ResponseWriter, r *http.Request) {
+	name := r.PathValue("name")
 	s.mu.Lock()
-	data, ok := s.media[r.PathValue("name")]
+	held := s.faults.heldMedia[name]
+	if held != nil {
+		s.faults.mediaAsked++
+		s.announceLocked()
+	}
 	s.mu.Unlock()
+	if held != nil {
+		select {
+		case <-held:
+		case <-r.Context().Done():
+			return
+		case <-s.life.Done():
+			return
+		}
+	}
+	s.mu.Lock()
+	data, ok := s.media[name]
+	code := s.faults.mediaCode
+	if code != 0 {
+		s.faults.mediaAsked++
+		s.announceLocked()
+	}
+	s.mu.Unlock()
+	if code != 0 {
+		http.Error(w, "refused", code)
+		return
+	}
 	if !ok {
 		http.Error(w, "gone", http.StatusGone)
 		return
@@ -54,11 +80,45 @@ func (s *Server) keep(data []byte) string {
 	defer s.announceLocked()
 	name := fmt.Sprintf("%d.enc", len(s.media)+1)
 	s.media[name] = data
+	if s.faults.holdMedia {
+		if s.faults.heldMedia == nil {
+			s.faults.heldMedia = map[string]chan struct{}{}
+		}
+		s.faults.heldMedia[name] = make(chan struct{})
+	}
 	return "/media/" + name + "?ccb=1"
 }
 
 // ExpireMedia takes all media from the server, as happens after some weeks.
 func (s *Server) ExpireMedia() { s.do(func() error { clear(s.media); return nil }) }
+
+// HoldMedia says whether the media that are sent from now on can be downloaded
+// only after ReleaseMedia.
+func (s *Server) HoldMedia(hold bool) {
+	s.do(func() error { s.faults.holdMedia = hold; return nil })
+}
+
+// ReleaseMedia lets all media be downloaded.
+func (s *Server) ReleaseMedia() {
+	s.do(func() error {
+		for _, held := range s.faults.heldMedia {
+			close(held)
+		}
+		s.faults.holdMedia, s.faults.heldMedia = false, nil
+		return nil
+	})
+}
+
+// FailMedia answers downloads with this status; 0 ends that.
+func (s *Server) FailMedia(status int) {
+	s.do(func() error { s.faults.mediaCode = status; return nil })
+}
+
+// MediaAsked waits until clients have met HoldMedia and FailMedia n times.
+func (s *Server) MediaAsked(ctx context.Context, n int) {
+	s.t.Helper()
+	s.must(s.wait(ctx, "downloads", func() bool { return s.faults.mediaAsked >= n }))
+}
 
 // Media says where an encrypted file lies and how to open it.
 type Media struct {

@@ -735,6 +735,40 @@ func TestMedia(t *testing.T) {
 	next(t, w.client, func(m *events.Message) bool { return m.Message.GetAudioMessage().GetPTT() })
 }
 
+// Downloads that take their time, or fail.
+func TestMediaFaults(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, watest.LID)
+	w.HoldMedia(true)
+	w.alice.SendImage(w.group, []byte("held"), "image/png", "")
+	held := w.client.message()
+	w.HoldMedia(false)
+	w.alice.SendImage(w.group, []byte("free"), "image/png", "")
+	if data, err := w.client.Download(t.Context(), w.client.message().Message.GetImageMessage()); err != nil || string(data) != "free" {
+		t.Errorf("got %q, %v", data, err)
+	}
+	done := make(chan error, 1)
+	go func() {
+		_, err := w.client.Download(t.Context(), held.Message.GetImageMessage())
+		done <- err
+	}()
+	w.MediaAsked(t.Context(), 1)
+	select {
+	case err := <-done:
+		t.Errorf("not held: %v", err)
+	default:
+	}
+	w.FailMedia(400)
+	w.ReleaseMedia()
+	if err := <-done; err == nil {
+		t.Error("no failure")
+	}
+	w.FailMedia(0)
+	if data, err := w.client.Download(t.Context(), held.Message.GetImageMessage()); err != nil || string(data) != "held" {
+		t.Errorf("got %q, %v", data, err)
+	}
+}
+
 func TestViewOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, watest.LID)

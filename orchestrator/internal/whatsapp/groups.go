@@ -152,20 +152,30 @@ func (c *Channel) isAdmin(chat string, who waid.Person) bool {
 func (c *Channel) names(cli *whatsmeow.Client) func(types.JID) string {
 	return func(j types.JID) string {
 		p := c.person(cli, j, types.JID{})
-		for _, address := range []types.JID{p.LID, p.PN} {
-			if address.IsEmpty() {
-				continue
-			}
-			who, err := cli.Store.Contacts.GetContact(c.life, address)
-			if err != nil || !who.Found {
-				continue
-			}
-			for _, name := range []string{who.FullName, who.PushName, who.BusinessName} {
-				if name != "" {
-					return name
-				}
-			}
+		if names := c.called(cli, p); len(names) > 0 {
+			return names[0]
 		}
 		return p.Number()
 	}
+}
+
+// called returns the names of somebody that are known, the owner's own for them
+// first.
+func (c *Channel) called(cli *whatsmeow.Client, p waid.Person) []string {
+	var names []string
+	for _, address := range []types.JID{p.LID, p.PN} {
+		if address.IsEmpty() {
+			continue
+		}
+		who, err := cli.Store.Contacts.GetContact(c.life, address)
+		if err != nil || !who.Found {
+			continue
+		}
+		for _, name := range []string{who.FullName, who.PushName, who.BusinessName} {
+			if name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
 }

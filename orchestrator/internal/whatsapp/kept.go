@@ -16,7 +16,8 @@ const (
 )
 
 func (c *Channel) prepare(ctx context.Context) error {
-	_, err := c.db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS berth_kept (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT`)
+	_, err := c.db.ExecContext(ctx, `CREATE TABLE IF NOT EXISTS berth_kept (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+		CREATE TABLE IF NOT EXISTS berth_wrote (address TEXT PRIMARY KEY) STRICT`)
 	return err
 }
 

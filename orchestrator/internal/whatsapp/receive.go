@@ -24,6 +24,9 @@ import (
 // choice: with it anybody could take the place of somebody else's message.
 const idMark = "/"
 
+// noticePrefix begins the ids of what is nobody's message.
+const noticePrefix = "notice-"
+
 func messageID(id string, sender waid.Person) string { return id + idMark + sender.ID() }
 
 const (
@@ -36,6 +39,9 @@ const (
 func (c *Channel) handle(cli *whatsmeow.Client, event any) bool {
 	if c.current() != cli {
 		return true // its session is over
+	}
+	if c.took != nil {
+		defer func(begin time.Time) { c.took(time.Since(begin)) }(time.Now())
 	}
 	switch e := event.(type) {
 	case *events.Message:
@@ -81,7 +87,9 @@ func (c *Channel) handle(cli *whatsmeow.Client, event any) bool {
 			c.setBacklog(true)
 		}
 	case *events.OfflineSyncCompleted:
-		c.setBacklog(false)
+		c.endBacklog()
+	case *events.HistorySync:
+		c.readHistory(e)
 	case *events.JoinedGroup:
 		c.stale()
 		c.background(c.sync)
@@ -153,9 +161,28 @@ func (c *Channel) setBacklog(active bool) {
 	}
 }
 
+// endBacklog ends it when the messages of it that wait for their media are stored.
+func (c *Channel) endBacklog() {
+	c.mu.Lock()
+	this := c.backlog
+	c.mu.Unlock()
+	if this == nil {
+		return
+	}
+	c.background(func(ctx context.Context) {
+		c.lines.settled(ctx)
+		c.mu.Lock()
+		same := c.backlog == this
+		c.mu.Unlock()
+		if same {
+			c.setBacklog(false)
+		}
+	})
+}
+
 // chat returns under which name a chat is registered.
 func (c *Channel) chat(cli *whatsmeow.Client, jid types.JID) (string, berth.Group, bool) {
-	if !waid.Served(jid) {
+	if !waid.Served(jid) || c.o.Group == nil {
 		return "", berth.Group{}, false
 	}
 	name := waid.Chat(jid, c.numberOf(cli))
@@ -185,6 +212,12 @@ func (c *Channel) message(cli *whatsmeow.Client, e *events.Message) bool {
 	if content.Kind == wamsg.None || content.Copy {
 		return true
 	}
+	if c.o.Receive == nil {
+		return false // there is no store
+	}
+	if !e.Info.IsFromMe && !e.Info.IsGroup && waid.Served(e.Info.Chat) {
+		c.wrote(c.person(cli, e.Info.Sender, e.Info.SenderAlt))
+	}
 	chat, group, ok := c.chat(cli, e.Info.Chat)
 	if !ok {
 		return true
@@ -205,7 +238,6 @@ func (c *Channel) message(cli *whatsmeow.Client, e *events.Message) bool {
 		m.Bot = c.o.OwnNumber || strings.HasPrefix(addressed.Text, c.us)
 	}
 	quiet := time.Since(m.Time) > c.o.MaxBacklogAge
-	saved := ""
 	said := content
 	switch content.Kind {
 	case wamsg.Edit:
@@ -226,21 +258,26 @@ func (c *Channel) message(cli *whatsmeow.Client, e *events.Message) bool {
 	case wamsg.Reaction, wamsg.Vote, wamsg.Secret:
 		quiet = true
 	}
-	if said.Media != nil {
-		saved = c.save(cli, chat, e.Info, *said.Media)
-	}
-	m.Text = said.Body(addressed.Text, saved)
+	around := words{Typed: addressed.Text}
 	if addressed.Quote != "" {
 		who := c.o.Name
 		if q := said.Quoted; q != nil && !addressed.Reply {
 			who = wamsg.SenderName(names(q.Sender), c.person(cli, q.Sender, types.JID{}))
 		}
-		m.Text = fmt.Sprintf("[answers %s: “%s”]\n%s", who, addressed.Quote, m.Text)
+		around.Before = fmt.Sprintf("[answers %s: “%s”]\n", who, addressed.Quote)
 	}
 	if waited := time.Since(m.Time); waited > late {
-		m.Text += fmt.Sprintf("\n[came %s late]", waited.Round(time.Minute))
+		around.After = fmt.Sprintf("\n[came %s late]", waited.Round(time.Minute))
 	}
-	return m.Text == "" || c.receive(cli, m, quiet)
+	var file *medium
+	why := ""
+	if said.Media != nil {
+		if file, why = c.medium(chat, e.Info, said); file != nil {
+			file.Words = around
+		}
+	}
+	m.Text = around.around(said.Body(around.Typed, why))
+	return m.Text == "" || c.take(cli, messageID(e.Info.ID, sender), waiting{Message: m, Quiet: quiet, Medium: file})
 }
 
 // remember keeps what later messages of the chat need.
@@ -319,39 +356,49 @@ func (c *Channel) notice(cli *whatsmeow.Client, jid, from types.JID, at time.Tim
 	who := c.person(cli, from, types.JID{})
 	sum := sha256.Sum256([]byte(at.String() + line))
 	m := berth.Message{
-		ID: "notice-" + hex.EncodeToString(sum[:8]) + idMark + who.ID(), ChatJID: chat, Text: line, Time: at,
+		ID: noticePrefix + hex.EncodeToString(sum[:8]) + idMark + who.ID(), ChatJID: chat, Text: line, Time: at,
 		Sender: who.ID(), SenderName: wamsg.SenderName(c.names(cli)(from), who),
 	}
-	var err error
-	if c.o.Quiet != nil {
-		err = c.o.Quiet(c.life, m)
-	} else {
-		_, err = c.o.Receive(c.life, m)
-	}
-	if err != nil && c.life.Err() == nil {
+	if err := c.store(c.life, m, true); err != nil && c.life.Err() == nil {
 		c.log.Warn("store a notice", zap.String("chat", chat), zap.Error(err))
 	}
 }
 
-// receive hands a message over; it says whether it is safe.
-func (c *Channel) receive(cli *whatsmeow.Client, m berth.Message, quiet bool) bool {
-	var err error
+// store hands a message over.
+func (c *Channel) store(ctx context.Context, m berth.Message, quiet bool) error {
 	if quiet && c.o.Quiet != nil {
-		err = c.o.Quiet(c.life, m)
-	} else {
-		_, err = c.o.Receive(c.life, m)
+		return c.o.Quiet(ctx, m)
 	}
+	_, err := c.o.Receive(ctx, m)
+	return err
+}
+
+// given says whether a message that could not be stored is to be given up.
+func (c *Channel) given(m berth.Message, err error) bool {
 	known, ok := errors.AsType[*berth.Error](err)
-	if err == nil || ok && known.Kind == berth.NotFound { // the group was removed meanwhile
-		c.mu.Lock()
-		c.refusals = 0
-		c.mu.Unlock()
+	switch {
+	case ok && known.Kind == berth.NotFound: // the group was removed meanwhile
 		return true
-	}
-	if ok && known.Kind == berth.Invalid { // it would come again for ever
+	case ok && known.Kind == berth.Invalid: // it would come again for ever
 		c.log.Error("message dropped", zap.String("chat", m.ChatJID), zap.String("id", m.ID), zap.Error(err))
 		return true
 	}
+	return false
+}
+
+// receive hands a message over; it says whether it is safe.
+func (c *Channel) receive(cli *whatsmeow.Client, m berth.Message, quiet bool) bool {
+	if err := c.store(c.life, m, quiet); err != nil && !c.given(m, err) {
+		return c.unsafe(cli, m, err)
+	}
+	c.mu.Lock()
+	c.refusals = 0
+	c.mu.Unlock()
+	return true
+}
+
+// unsafe has a message sent again.
+func (c *Channel) unsafe(cli *whatsmeow.Client, m berth.Message, err error) bool {
 	c.log.Error("store a message; it will come again", zap.String("chat", m.ChatJID), zap.String("id", m.ID), zap.Error(err))
 	c.refuse(cli)
 	return false

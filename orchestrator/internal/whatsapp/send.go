@@ -2,6 +2,8 @@ package whatsapp
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -14,24 +16,57 @@ import (
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/whatsapp/waformat"
 	"berth/orchestrator/internal/whatsapp/waid"
+	"berth/orchestrator/internal/whatsapp/wamsg"
 )
 
+// NewMessageID returns an id for berth.Outgoing.MessageID of a WhatsApp chat, in
+// the form that WhatsApp's own clients on computers use: readers may tell others
+// by it.
+func NewMessageID() string {
+	b := make([]byte, 9)
+	_, _ = rand.Read(b) // crypto/rand.Read never fails
+	return whatsmeow.WebMessageIDPrefix + strings.ToUpper(hex.EncodeToString(b))
+}
+
 // Send sends a text under its MessageID, in which the readers' devices see that
-// they have it already. It fails with berth.Unavailable while there is no
-// connection: then Online will be called.
+// they have it already. "@" and the name or number of a member mentions them. It
+// fails with berth.Unavailable while there is no connection: then Online will be
+// called. It fails with berth.Denied for somebody who never wrote to the account.
 func (c *Channel) Send(ctx context.Context, o berth.Outgoing) error {
-	to, err := waid.Parse(o.ChatJID)
+	to, err := c.address(o)
 	if err != nil {
 		return err
 	}
+	text, info := c.us+waformat.WhatsApp(o.Text), c.contextFor(ctx, to, o)
+	text = c.mention(to, text, info)
+	m := &waE2E.Message{ExtendedTextMessage: &waE2E.ExtendedTextMessage{Text: &text, ContextInfo: info}}
+	if info.Expiration == nil && info.StanzaID == nil && len(info.MentionedJID) == 0 {
+		m = &waE2E.Message{Conversation: &text}
+	}
+	return c.send(ctx, to, o, m)
+}
+
+// address returns where a text goes, if it can go there now.
+func (c *Channel) address(o berth.Outgoing) (types.JID, error) {
+	to, err := waid.Parse(o.ChatJID)
+	if err != nil {
+		return to, err
+	}
 	if !waid.Served(to) {
-		return berth.Errorf(berth.Invalid, "%s is no chat that Berth takes part in", o.ChatJID)
+		return to, berth.Errorf(berth.Invalid, "%s is no chat that Berth takes part in", o.ChatJID)
 	}
+	if s := c.State(); !online(s) || !c.current().IsConnected() {
+		return to, berth.Errorf(berth.Unavailable, "WhatsApp is %s", s)
+	}
+	if c.isCold(to) {
+		return to, cold(o.ChatJID)
+	}
+	return to, nil
+}
+
+func (c *Channel) send(ctx context.Context, to types.JID, o berth.Outgoing, m *waE2E.Message) error {
 	cli := c.current()
-	if s := c.State(); !online(s) || !cli.IsConnected() {
-		return berth.Errorf(berth.Unavailable, "WhatsApp is %s", s)
-	}
-	_, err = cli.SendMessage(ctx, to, c.compose(ctx, to, o), whatsmeow.SendRequestExtra{ID: o.MessageID, Timeout: c.sendTimeout})
+	_, err := cli.SendMessage(ctx, to, m, whatsmeow.SendRequestExtra{ID: o.MessageID, Timeout: c.sendTimeout})
 	c.retype(o.ChatJID) // a message ends the sign that somebody writes
 	if err != nil && ctx.Err() == nil {
 		return c.explain(cli, err)
@@ -39,17 +74,14 @@ func (c *Channel) Send(ctx context.Context, o berth.Outgoing) error {
 	return err
 }
 
-// compose puts a text into WhatsApp's form.
-func (c *Channel) compose(ctx context.Context, to types.JID, o berth.Outgoing) *waE2E.Message {
-	text := c.us + waformat.WhatsApp(o.Text)
+// contextFor returns what goes with a text: the chat's timer, and what is answered.
+func (c *Channel) contextFor(ctx context.Context, to types.JID, o berth.Outgoing) *waE2E.ContextInfo {
 	info := &waE2E.ContextInfo{}
-	plain := true
 	c.mu.Lock()
 	expires := c.expires[o.ChatJID]
 	c.mu.Unlock()
 	if expires > 0 {
 		info.Expiration = new(uint32(expires / time.Second))
-		plain = false
 	}
 	if c.o.Answered != nil {
 		if m, ok := c.o.Answered(ctx, o); ok {
@@ -57,14 +89,40 @@ func (c *Channel) compose(ctx context.Context, to types.JID, o berth.Outgoing) *
 				sender := by.String()
 				info.StanzaID, info.Participant = &id, &sender
 				info.QuotedMessage = &waE2E.Message{Conversation: new(m.Text)}
-				plain = false
 			}
 		}
 	}
-	if plain {
-		return &waE2E.Message{Conversation: &text}
+	return info
+}
+
+// mention makes mentions of members of a group real.
+func (c *Channel) mention(to types.JID, text string, info *waE2E.ContextInfo) string {
+	g, ok := c.groups.find(to.String())
+	if !ok || !strings.Contains(text, "@") {
+		return text
 	}
-	return &waE2E.Message{ExtendedTextMessage: &waE2E.ExtendedTextMessage{Text: &text, ContextInfo: info}}
+	cli := c.current()
+	var members []wamsg.Member
+	for _, p := range g.Participants {
+		jid, err := waid.Parse(p.ID)
+		if err != nil || p.Number != "" && p.Number == c.Number() { // we ourselves
+			continue
+		}
+		m := wamsg.Member{Address: jid, Digits: []string{jid.User}, Names: c.called(cli, c.person(cli, jid, types.JID{}))}
+		if p.Number != "" {
+			number := types.NewJID(strings.TrimPrefix(p.Number, "+"), types.DefaultUserServer)
+			m.Digits = append(m.Digits, number.User)
+			if g.ByNumber {
+				m.Address = number
+			}
+		}
+		members = append(members, m)
+	}
+	text, who := wamsg.Mention(text, members)
+	for _, j := range who {
+		info.MentionedJID = append(info.MentionedJID, j.String())
+	}
+	return text
 }
 
 // quoted returns how a chat names a message and who sent it.

@@ -1,11 +1,21 @@
 package whatsapp
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"image"
+	imagepng "image/png"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	"go.mau.fi/whatsmeow/proto/waE2E"
 	"go.mau.fi/whatsmeow/types"
 
 	"berth/orchestrator/internal/berth"
@@ -43,8 +53,14 @@ func TestWA23Send(t *testing.T) {
 func TestWA24SendToPerson(t *testing.T) {
 	t.Parallel()
 	w := inside(t, watest.LID, func(o *Options) { o.OwnNumber = false })
+	w.register(w.alice.JID())
 	o := w.out("Hello")
 	o.ChatJID = w.alice.JID().String()
+	if err := w.ch.Send(t.Context(), o); kindOf(err) != berth.Denied {
+		t.Errorf("a cold message: %v", err)
+	}
+	w.alice.SendText(w.phone, "hi")
+	w.message(0)
 	w.send(o)
 	if got := w.alice.Received(t.Context()); got.Text != "Andy: Hello" {
 		t.Errorf("got %+v", got)
@@ -180,4 +196,254 @@ func TestPresence(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The ids of texts look like those of WhatsApp's own clients.
+func TestNewMessageID(t *testing.T) {
+	t.Parallel()
+	form := regexp.MustCompile(`^3EB0[0-9A-F]{18}$`)
+	if theirs := outside(t, watest.LID).ch.current().GenerateMessageID(); !form.MatchString(theirs) {
+		t.Errorf("whatsmeow makes %q", theirs)
+	}
+	seen := map[string]bool{}
+	for range 1000 {
+		id := NewMessageID()
+		if !form.MatchString(id) || seen[id] {
+			t.Fatalf("got %q", id)
+		}
+		seen[id] = true
+	}
+}
+
+// Names and numbers of members become mentions, in the address that the group uses.
+func TestMentions(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, mode types.AddressingMode) {
+		w := inside(t, mode)
+		w.alice.SendText(w.group, "hello") // her name comes with it
+		w.message(0)
+		if _, err := w.ch.Groups(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		w.send(w.out("**@Alice** and @15550003333, not @Andy, @15550001111 or `@Alice`"))
+		got := w.bob.Received(t.Context())
+		want := "*" + w.group.At(w.alice) + "* and " + w.group.At(w.bob) + ", not @Andy, @15550001111 or `@Alice`"
+		mentioned := got.Proto.GetExtendedTextMessage().GetContextInfo().GetMentionedJID()
+		if got.Text != want || !slices.Equal(mentioned, []string{w.group.Address(w.alice).String(), w.group.Address(w.bob).String()}) {
+			t.Errorf("got %q, %v, want %q", got.Text, mentioned, want)
+		}
+		w.send(w.out("nobody@example.com"))
+		if got := w.bob.Received(t.Context()); got.Proto.GetConversation() != "nobody@example.com" {
+			t.Errorf("got %v", got.Proto)
+		}
+	})
+}
+
+// Files go out as what they are, with a caption, under the id that was chosen.
+func TestSendFile(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, mode types.AddressingMode) {
+		w := inside(t, mode, func(o *Options) { o.OwnNumber = false })
+		if _, err := w.ch.Groups(t.Context(), true); err != nil {
+			t.Fatal(err)
+		}
+		var picture bytes.Buffer
+		if err := imagepng.Encode(&picture, image.NewGray(image.Rect(0, 0, 30, 20))); err != nil {
+			t.Fatal(err)
+		}
+		opus := "OggS\x00\x02" + strings.Repeat("\x00", 20) + "\x01\x13OpusHead\x01\x01"
+		mp4 := "\x00\x00\x00\x18ftypmp42\x00\x00\x00\x00mp42isom"
+		for name, data := range map[string]string{"charts/a.png": picture.String(), "b.mp4": mp4, "c.ogg": opus, "d e.txt": "hello"} {
+			if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(w.dir, name)), 0o755), os.WriteFile(filepath.Join(w.dir, name), []byte(data), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sent := func(name, text string) *waE2E.Message {
+			t.Helper()
+			o := w.out(text)
+			if err := w.ch.SendFile(t.Context(), o, w.dir, name); err != nil {
+				t.Fatal(err)
+			}
+			got := w.alice.Received(t.Context())
+			if got.ID != o.MessageID {
+				t.Errorf("id %q, want %q", got.ID, o.MessageID)
+			}
+			return got.Proto
+		}
+		i := sent("charts/a.png", "Hello **@15550003333**").GetImageMessage()
+		if i.GetCaption() != "Andy: Hello *"+w.group.At(w.bob)+"*" || i.GetMimetype() != "image/png" || i.GetWidth() != 30 || i.GetHeight() != 20 ||
+			len(i.GetContextInfo().GetMentionedJID()) != 1 || !bytes.Equal(w.alice.Download(t.Context(), i), picture.Bytes()) {
+			t.Errorf("got %v", i)
+		}
+		v := sent("b.mp4", "").GetVideoMessage()
+		if v.GetMimetype() != "video/mp4" || v.GetCaption() != "Andy: b.mp4" || string(w.alice.Download(t.Context(), v)) != mp4 {
+			t.Errorf("got %v", v)
+		}
+		a := sent("c.ogg", "").GetAudioMessage()
+		if !a.GetPTT() || string(w.alice.Download(t.Context(), a)) != opus {
+			t.Errorf("got %v", a)
+		}
+		d := sent("c.ogg", "listen").GetDocumentWithCaptionMessage().GetMessage().GetDocumentMessage()
+		if d.GetCaption() != "Andy: listen" || d.GetFileName() != "c.ogg" || string(w.alice.Download(t.Context(), d)) != opus {
+			t.Errorf("got %v", d)
+		}
+		d = sent("./charts/../d e.txt", "").GetDocumentWithCaptionMessage().GetMessage().GetDocumentMessage()
+		if d.GetFileName() != "d-e.txt" || d.GetMimetype() != "text/plain; charset=utf-8" || string(w.alice.Download(t.Context(), d)) != "hello" {
+			t.Errorf("got %v", d)
+		}
+		if left, _ := filepath.Glob(filepath.Join(filepath.Dir(w.options.Path), mediaFiles)); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	})
+}
+
+// The same file again, as after a crash between sending and marking, is one bubble.
+func TestSendFileAgain(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	if err := os.WriteFile(filepath.Join(w.dir, "a.txt"), []byte("hello"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	o := w.out("")
+	for range 2 {
+		if err := w.ch.SendFile(t.Context(), o, w.dir, "a.txt"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := w.alice.Received(t.Context()); got.ID != o.MessageID || w.alice.Duplicates() != 1 {
+		t.Errorf("got %+v, %d duplicates", got, w.alice.Duplicates())
+	}
+}
+
+// What a container can put there instead of a file.
+func TestSendFileRefused(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID, func(o *Options) { o.MaxMedia = 1000 })
+	outside := t.TempDir()
+	in := func(name string) string { return filepath.Join(w.dir, name) }
+	if err := errors.Join(
+		os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o644),
+		os.Symlink(filepath.Join(outside, "secret"), in("link")), os.Symlink(outside, in("folder-link")), os.Symlink("small", in("inner-link")),
+		os.WriteFile(in("small"), []byte("x"), 0o644), os.WriteFile(in("empty"), nil, 0o644), os.WriteFile(in("large"), make([]byte, 1001), 0o644),
+		os.Mkdir(in("folder"), 0o755), syscall.Mkfifo(in("pipe"), 0o644),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{
+		"", ".", "..", "../secret", "/etc/passwd", "link", "folder-link/secret", "inner-link", "empty", "large", "folder", "pipe", "missing", "small/x",
+		"small\x00", "folder/../../x", strings.Repeat("a/", 3000) + "x", "/" + in("small"),
+	} {
+		if err := w.ch.SendFile(t.Context(), w.out("x"), w.dir, name); kindOf(err) != berth.Invalid || len(err.Error()) > 600 {
+			t.Errorf("%.40q: %v", name, err)
+		}
+	}
+	if err := w.ch.SendFile(t.Context(), w.out("x"), w.dir, "small"); err != nil {
+		t.Errorf("a small file: %v", err)
+	}
+	w.FailQueries("w:m", 500)
+	w.stop()
+	w.phone.Offline(t.Context())
+	if err := w.ch.SendFile(t.Context(), w.out("x"), w.dir, "small"); kindOf(err) != berth.Unavailable {
+		t.Errorf("offline: %v", err)
+	}
+}
+
+// Receipts are sent on request only, to each sender for what they wrote.
+func TestMarkRead(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, mode types.AddressingMode) {
+		for _, wanted := range []bool{true, false} {
+			w := inside(t, mode, func(o *Options) { o.ReadReceipts = wanted })
+			w.register(w.alice.JID())
+			ids := []string{w.alice.SendText(w.group, "one"), w.alice.SendText(w.group, "two")}
+			bobs := w.bob.SendText(w.group, "three")
+			direct := w.alice.SendText(w.phone, "four")
+			w.phone.SendText(w.group, "mine")
+			w.message(4)
+			got := w.stored()
+			group := slices.DeleteFunc(slices.Clone(got), func(m berth.Message) bool { return m.ChatJID != w.group.JID.String() })
+			group = append(group, group[0], berth.Message{ID: noticePrefix + "1/" + w.bob.LID().String(), Sender: w.bob.LID().String()})
+			if _, err := w.ch.Groups(t.Context(), true); err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(w.ch.MarkRead(t.Context(), w.group.JID.String(), group...), w.ch.MarkRead(t.Context(), w.alice.JID().String(), w.message(3)), w.ch.MarkRead(t.Context(), w.group.JID.String())); err != nil {
+				t.Fatal(err)
+			}
+			if wanted {
+				for _, id := range append(ids, direct) {
+					w.alice.Receipt(t.Context(), id, "read")
+				}
+				w.bob.Receipt(t.Context(), bobs, "read")
+			}
+			w.send(w.out("the end"))
+			w.bob.Received(t.Context())
+			n := 0
+			for _, r := range slices.Concat(w.alice.Receipts(), w.bob.Receipts(), w.phone.Receipts()) {
+				if r.Type == "read" || r.Type == "read-self" {
+					n++
+				}
+			}
+			if want := 4; wanted && n != want || !wanted && n != 0 {
+				t.Errorf("wanted %v: %d receipts", wanted, n)
+			}
+			w.stop()
+			if err := w.ch.MarkRead(t.Context(), w.group.JID.String(), got[0]); wanted && kindOf(err) != berth.Unavailable || !wanted && err != nil {
+				t.Errorf("offline: %v", err)
+			}
+		}
+	})
+}
+
+// Nobody is written to who did not write first: WhatsApp locks accounts for it.
+func TestNeverCold(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	carol, dave := w.Peer("15550004444", "Carol"), w.Peer("15550005555", "Dave")
+	to := func(j types.JID) error {
+		o := w.out("hello")
+		o.ChatJID = j.String()
+		return w.ch.Send(t.Context(), o)
+	}
+	for _, who := range []*watest.Device{w.alice, carol, dave} {
+		for _, j := range []types.JID{who.JID(), who.LID()} {
+			if err := to(j); kindOf(err) != berth.Denied || !strings.Contains(err.Error(), "has not written") {
+				t.Errorf("%s: %v", j, err)
+			}
+		}
+	}
+	if n := len(w.Stanzas("message")); n != 0 {
+		t.Errorf("%d messages went out", n)
+	}
+	if err := to(w.phone.JID()); err != nil {
+		t.Errorf("a note to oneself: %v", err)
+	}
+	// In a group one may have written, but not here.
+	w.alice.SendText(w.group, "hello")
+	w.message(0)
+	if err := to(w.alice.JID()); kindOf(err) != berth.Denied {
+		t.Errorf("after a group message: %v", err)
+	}
+	w.alice.SendText(w.phone, "hello", watest.FromNumber())
+	w.phone.SendHistory(carol, watest.History{From: carol, Text: "long ago", At: time.Now().Add(-time.Hour)})
+	w.phone.SendHistory(dave, watest.History{From: w.phone, Text: "cold", At: time.Now().Add(-time.Hour)})
+	w.phone.Drained(t.Context())
+	known := func() {
+		t.Helper()
+		for _, j := range []types.JID{w.alice.JID(), w.alice.LID(), carol.JID(), carol.LID()} {
+			if err := to(j); err != nil {
+				t.Errorf("%s wrote: %v", j, err)
+			}
+		}
+	}
+	w.until("the history", func() bool { return w.histories == 2 })
+	known()
+	if err := to(dave.JID()); kindOf(err) != berth.Denied {
+		t.Errorf("dave never wrote: %v", err)
+	}
+	w.stop()
+	w.phone.Offline(t.Context())
+	w.open()
+	w.phone.Online(t.Context())
+	w.state(wastate.Connected)
+	known()
 }

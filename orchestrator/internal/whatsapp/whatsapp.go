@@ -37,7 +37,8 @@ import (
 func Owns(chat string) bool { return waid.Owns(chat) }
 
 // Options are what a Channel works with. The functions may be called from any
-// goroutine and must not call the Channel's Run, Close, Login or Logout.
+// goroutine, until Close returns, and must not call the Channel's Run, Close,
+// Login or Logout.
 type Options struct {
 	Path string // of the session's database, which no other program may open
 	Name string // the assistant's
@@ -47,8 +48,12 @@ type Options struct {
 
 	// Receive stores a message and wakes its group; nil means that it is safe. A
 	// message with an id that the chat has takes its place: that is how edits and
-	// deletions come. It fails with berth.NotFound for a chat that is not
-	// registered. After any other error the message comes again.
+	// deletions come, and where a file is that took long to come. It fails with
+	// berth.NotFound for a chat that is not registered. After any other error the
+	// message comes again. One with a file comes some seconds after it was sent, and
+	// those behind it in its chat as well; the chats do not wait for each other's
+	// files, but all wait for a Receive that takes long. Nil, for a program that
+	// only links: messages stay with WhatsApp.
 	Receive func(context.Context, berth.Message) (berth.Message, error)
 	// Quiet stores like Receive what is to wake nobody: reactions, changes of the
 	// group, deletions, and what came too late. Nil: Receive.
@@ -72,8 +77,11 @@ type Options struct {
 	// StateChanged is told each change, one at a time. It must not block.
 	StateChanged func(wastate.State)
 
+	// ReadReceipts says that MarkRead does something.
+	ReadReceipts bool
+
 	MaxBacklogAge time.Duration // what is older wakes nobody; default 12 h
-	MaxMedia      int64         // bytes of a file; default 64 MiB
+	MaxMedia      int64         // bytes of a file, in and out; default 64 MiB
 	Log           *zap.Logger
 	Double        *Double // for tests; nil: WhatsApp itself
 }
@@ -101,6 +109,7 @@ type Channel struct {
 	sendTimeout time.Duration
 	retryFirst  time.Duration
 	refresh     bool
+	took        func(time.Duration) // told how long each event was handled; nil: nobody
 
 	linking sync.Mutex // held by Login and Logout
 
@@ -115,6 +124,8 @@ type Channel struct {
 	outdated time.Time // when the version was refreshed last because it had to be
 
 	groups groups
+	lines  lines
+	warm   warm
 }
 
 var globals = sync.OnceFunc(func() {
@@ -141,7 +152,7 @@ func New(ctx context.Context, o Options) (_ *Channel, err error) {
 	if c.http, err = o.Double.client(); err != nil {
 		return nil, err
 	}
-	if c.db, err = open(o.Path); err != nil {
+	if c.db, err = open(o.Path, "NORMAL"); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -149,11 +160,23 @@ func New(ctx context.Context, o Options) (_ *Channel, err error) {
 			err = errors.Join(err, c.db.Close())
 		}
 	}()
+	c.lines = lines{
+		hold: holdMost, start: time.Now(), slots: make(chan struct{}, downloads), chats: make(map[string]*line), moved: make(chan struct{}),
+	}
+	if c.lines.db, err = open(o.Path, "FULL"); err != nil {
+		return nil, err
+	}
+	c.lines.db.SetMaxOpenConns(1)
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.lines.db.Close())
+		}
+	}()
 	c.container = sqlstore.NewWithDB(c.db, "sqlite", wrap(c.log.Named("store")))
 	if err := c.container.Upgrade(ctx); err != nil {
 		return nil, fmt.Errorf("prepare %s: %w", o.Path, err)
 	}
-	if err := c.prepare(ctx); err != nil {
+	if err := errors.Join(c.prepare(ctx), c.lines.prepare(ctx), c.readWarm(ctx)); err != nil {
 		return nil, fmt.Errorf("prepare %s: %w", o.Path, err)
 	}
 	device, err := c.container.GetFirstDevice(ctx)
@@ -180,7 +203,8 @@ func New(ctx context.Context, o Options) (_ *Channel, err error) {
 
 // open opens the database so that every connection has the pragmas, and writers
 // take the lock first: whatsmeow loses messages whose decryption finds it taken.
-func open(path string) (*sql.DB, error) {
+// sync says what of it outlives a power cut.
+func open(path, sync string) (*sql.DB, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("open the WhatsApp session: %w", err)
@@ -193,7 +217,7 @@ func open(path string) (*sql.DB, error) {
 		return nil, err
 	}
 	return sql.Open("sqlite", "file:"+(&url.URL{Path: path}).EscapedPath()+
-		"?_pragma=foreign_keys(1)&_pragma=journal_mode(WAL)&_pragma=synchronous(NORMAL)&_pragma=busy_timeout(10000)&_txlock=immediate")
+		"?_pragma=foreign_keys(1)&_pragma=journal_mode(WAL)&_pragma=synchronous("+sync+")&_pragma=busy_timeout(10000)&_txlock=immediate")
 }
 
 func (c *Channel) newClient(device *store.Device) *whatsmeow.Client {
@@ -307,6 +331,7 @@ func (c *Channel) Run(ctx context.Context) error {
 		c.setBacklog(false)
 		c.tell(wastate.Closed{})
 	}()
+	c.resume()
 	c.refreshVersion(ctx)
 	dial := c.linked.Load()
 	for {
@@ -335,7 +360,29 @@ func (c *Channel) Run(ctx context.Context) error {
 func (c *Channel) hangUp() {
 	const patience = 5 * time.Second
 	defer time.AfterFunc(patience, c.end).Stop()
-	c.current().Disconnect()
+	cli := c.current()
+	if ended(c.State()) {
+		awaitHangUp(cli)
+	}
+	cli.Disconnect()
+}
+
+// awaitHangUp waits until WhatsApp has ended a connection, as it does when it has
+// said why: Disconnect at the same instant is a race within whatsmeow, which does
+// not tell when it is over.
+func awaitHangUp(cli *whatsmeow.Client) {
+	const most, every = time.Second, 10 * time.Millisecond
+	for range most / every {
+		if !cli.IsConnected() {
+			return
+		}
+		time.Sleep(every)
+	}
+}
+
+// ended reports whether WhatsApp ended the connection for good.
+func ended(s wastate.State) bool {
+	return s.Name == wastate.Replaced || s.Name == wastate.Banned || s.Name == wastate.Outdated || s.Name == wastate.Refused
 }
 
 // connect dials until it has a connection.
@@ -422,6 +469,7 @@ func (c *Channel) drop(old *whatsmeow.Client) {
 		old.Disconnect()
 		old.RemoveEventHandlers()
 		c.keep(ctx, keptGroups, groupList{})
+		c.coolDown(ctx)
 	})
 }
 
@@ -442,7 +490,8 @@ func (c *Channel) Logout(ctx context.Context) error {
 		if err := cli.Logout(ctx); err != nil {
 			return offline(err)
 		}
-	case s.Name == wastate.Replaced, s.Name == wastate.Banned, s.Name == wastate.Outdated, s.Name == wastate.Refused:
+	case ended(s):
+		awaitHangUp(cli)
 		cli.Disconnect()
 		if err := cli.Store.Delete(ctx); err != nil {
 			return fmt.Errorf("forget the session: %w", err)
@@ -455,13 +504,14 @@ func (c *Channel) Logout(ctx context.Context) error {
 	return nil
 }
 
-// Close ends everything. What is under way and not stored comes again.
+// Close ends everything. What is under way and not stored comes again, or goes on
+// with the next New and Run.
 func (c *Channel) Close() error {
 	c.hangUp()
 	c.setBacklog(false)
 	c.end()
 	c.tasks.wait()
-	return c.db.Close()
+	return errors.Join(c.lines.db.Close(), c.db.Close())
 }
 
 func online(s wastate.State) bool {

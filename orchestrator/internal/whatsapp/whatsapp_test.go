@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.mau.fi/whatsmeow/store"
 	"go.mau.fi/whatsmeow/types"
@@ -17,7 +18,7 @@ import (
 )
 
 // WA-03, WA-06, WA-07: what a person sees while linking; nothing has to restart.
-func TestLinkByQR(t *testing.T) {
+func TestWA03LinkByQR(t *testing.T) {
 	t.Parallel()
 	w := outside(t, watest.LID)
 	if got := w.ch.State(); got.Name != wastate.NotLinked || !got.NeedsPerson() {
@@ -128,7 +129,7 @@ func TestDoubleOnLoopbackOnly(t *testing.T) {
 }
 
 // WA-08, WA-10: the connection comes back by itself, and Online says so.
-func TestReconnects(t *testing.T) {
+func TestWA08Reconnects(t *testing.T) {
 	t.Parallel()
 	w := inside(t, watest.LID)
 	for i, cut := range []func(){w.Disconnect, func() { w.StreamError(503, "") }, func() { w.StreamError(515, "") }} {
@@ -145,7 +146,7 @@ func TestReconnects(t *testing.T) {
 }
 
 // WA-09 and the ends that need a person: each has its state and says what to do.
-func TestEnds(t *testing.T) {
+func TestWA09Ends(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		end  func(*world)
@@ -203,8 +204,8 @@ func TestLogout(t *testing.T) {
 	w.link()
 }
 
-// WA-04, WA-28 to WA-32.
-func TestGroups(t *testing.T) {
+// WA-28 to WA-32.
+func TestWA28Groups(t *testing.T) {
 	t.Parallel()
 	w := inside(t, watest.LID)
 	w.until("the names of the groups", func() bool { return len(w.chats) == 1 && w.chats[0].Name == "Family" })
@@ -237,6 +238,10 @@ func TestGroups(t *testing.T) {
 		t.Errorf("what was known is lost: %v, %v", list, err)
 	}
 	w.FailQueries("w:g2", 0)
+	w.Group(watest.LID, "", w.alice, w.phone)
+	if list, err := w.ch.Groups(t.Context(), true); err != nil || len(list) != 1 || list[0].Name != "Family" {
+		t.Errorf("a group without a subject: got %+v, %v", list, err)
+	}
 	w.group.Rename(w.alice, "Relatives")
 	w.until("the new name", func() bool { return w.chats[0].Name == "Relatives" })
 	if m := w.message(0); !strings.Contains(m.Text, "Relatives") || !w.isQuiet(m) {
@@ -249,8 +254,26 @@ func (w *world) isQuiet(m berth.Message) bool {
 	return true
 }
 
+// How long the phone was away is known after a restart, too. A linked device
+// that runs connects often enough by itself.
+func TestPhoneAway(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	const day = 24 * time.Hour
+	w.ch.keep(t.Context(), keptPhoneSeen, time.Now().Add(-13*day))
+	w.stop()
+	w.phone.Offline(t.Context())
+	w.open()
+	if s := w.state(wastate.PhoneNeeded); s.String() != "phone must come online in 1 day" || !s.NeedsPerson() || s.WhatToDo == "" {
+		t.Errorf("got %v: %+v", s, s)
+	}
+	w.send(w.out("still here"))
+	w.phone.SendText(w.group, "so am I")
+	w.state(wastate.Connected)
+}
+
 // WA-33 to WA-36.
-func TestOwns(t *testing.T) {
+func TestWA33Owns(t *testing.T) {
 	t.Parallel()
 	for chat, want := range map[string]bool{
 		"120363012345678901@g.us": true, "15551234567@s.whatsapp.net": true, "100000000000001@lid": true,

@@ -2,7 +2,9 @@ package whatsapp
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -28,6 +30,18 @@ import (
 const patience = 20 * time.Second
 
 func TestMain(m *testing.M) {
+	if config := os.Getenv(otherVariable); config != "" {
+		var o other
+		err := json.Unmarshal([]byte(config), &o)
+		if err == nil {
+			err = o.run()
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	globals() // while no other goroutine reads what it sets
 	os.Exit(m.Run())
 }
@@ -44,20 +58,22 @@ type world struct {
 	ch         *Channel
 	stop       func()
 
-	mu       sync.Mutex
-	changed  chan struct{}
-	groups   map[string]berth.Group
-	messages []berth.Message // as they were stored first
-	now      map[string]berth.Message
-	quiet    map[string]bool
-	failing  bool
-	refused  int
-	states   []wastate.State
-	onlines  int
-	settled  bool // the client has read the account's settings
-	backlogs []bool
-	chats    []berth.Chat
-	answered func(berth.Outgoing) (berth.Message, bool)
+	mu        sync.Mutex
+	changed   chan struct{}
+	groups    map[string]berth.Group
+	messages  []berth.Message // as they were stored first
+	now       map[string]berth.Message
+	quiet     map[string]bool
+	failing   bool
+	refused   int
+	states    []wastate.State
+	onlines   int
+	settled   bool // the client has read the account's settings
+	backlogs  []bool
+	histories int          // that the channel has read
+	longest   atomic.Int64 // that the handler was in an event
+	chats     []berth.Chat
+	answered  func(berth.Outgoing) (berth.Message, bool)
 }
 
 // outside is a world in which nothing is linked yet.
@@ -129,6 +145,7 @@ func (w *world) open(set ...func(*Channel)) {
 		w.t.Fatal(err)
 	}
 	ch.retryFirst = time.Millisecond
+	ch.took = func(d time.Duration) { w.longest.Store(max(w.longest.Load(), int64(d))) }
 	for _, f := range set {
 		f(ch)
 	}
@@ -159,8 +176,13 @@ func inside(t *testing.T, mode types.AddressingMode, set ...func(*Options)) *wor
 func (w *world) link() {
 	w.t.Helper()
 	w.ch.current().AddEventHandler(func(event any) {
-		if e, ok := event.(*events.AppStateSyncComplete); ok && e.Name == appstate.AllPatchNames[len(appstate.AllPatchNames)-1] {
-			w.note(func() { w.settled = true })
+		switch e := event.(type) {
+		case *events.AppStateSyncComplete:
+			if e.Name == appstate.AllPatchNames[len(appstate.AllPatchNames)-1] {
+				w.note(func() { w.settled = true })
+			}
+		case *events.HistorySync:
+			w.note(func() { w.histories++ })
 		}
 	})
 	done := false
@@ -282,7 +304,7 @@ func (w *world) state(name wastate.Name) wastate.State {
 }
 
 func (w *world) out(text string) berth.Outgoing {
-	return berth.Outgoing{ChatJID: w.group.JID.String(), Text: text, MessageID: berth.NewID(10), Kind: berth.OutAnswer}
+	return berth.Outgoing{ChatJID: w.group.JID.String(), Text: text, MessageID: NewMessageID(), Kind: berth.OutAnswer}
 }
 
 func (w *world) send(o berth.Outgoing) {

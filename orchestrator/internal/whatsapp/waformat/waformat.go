@@ -15,6 +15,7 @@ package waformat
 import (
 	"fmt"
 	"html"
+	"slices"
 	"strings"
 
 	"github.com/yuin/goldmark"
@@ -279,7 +280,8 @@ func (w *writer) styled(n ast.Node, mark rune) []string {
 	if mark != 0 {
 		l.close(mark)
 	}
-	return l.finish()
+	// A line can be nothing but blank code.
+	return slices.DeleteFunc(l.finish(), func(s string) bool { return s == "" })
 }
 
 func (w *writer) inlines(l *runes, n ast.Node) {

@@ -36,6 +36,7 @@ func TestWhatsApp(t *testing.T) {
 		"no list":            {"\\- a\n\\> b\n\\* c", joiner + "- a\n" + joiner + "> b\n" + joiner + "* c"},
 		"code":               {"run `a*b*` and ``x`y``", "run `a*b*` and ```x`y```"},
 		"code in a word":     {"the `file`s of `*a*`s", "the files of *a*s"},
+		"blank code":         {"a\n\n`\n`\nb", "a\n\nb"},
 		"backticks":          {"\\`a\\` \\`\\`\\`b\\`\\`\\`", joiner + "`a` " + joiner + "`" + joiner + "`" + joiner + "`b`" + joiner + "`" + joiner + "`"},
 		"fence":              {"a\n\n```go\nfunc f() {\n\treturn *p, **q\n}\n```\n\nb", "a\n\n```func f() {\n\treturn *p, **q\n}```\n\nb"},
 		"tildes":             {"~~~\na\n~~~", "```a```"},

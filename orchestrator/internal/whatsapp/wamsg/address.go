@@ -10,6 +10,10 @@ import (
 	"berth/orchestrator/internal/whatsapp/waid"
 )
 
+// maxNamed is how many people in a message are called by name: name is asked
+// where everybody waits for the message.
+const maxNamed = 100
+
 // Us is the account that Berth writes with.
 type Us struct {
 	waid.Person
@@ -41,28 +45,39 @@ func (c Content) Address(us Us, trigger string, name func(types.JID) string) Add
 	if c.Kind == Edit && c.New != nil {
 		return c.New.Address(us, trigger, name)
 	}
-	names := func(mentions []types.JID) (string, map[string]string) {
-		out, ours := make(map[string]string, len(mentions)), ""
+	asked := 0
+	names := func(mentions []types.JID) (ours bool, called func(digits string) (string, bool)) {
+		by, known := make(map[string]types.JID, len(mentions)), make(map[string]string)
 		for _, j := range mentions {
+			by[j.User] = j
+			ours = ours || us.Is(j) && us.Prefix == ""
+		}
+		return ours, func(digits string) (string, bool) {
+			j, ok := by[digits]
+			if text, again := known[digits]; again || !ok {
+				return text, again
+			}
 			called := ""
-			if name != nil {
+			switch {
+			case us.Is(j) && us.Prefix == "":
+				called = strings.TrimPrefix(trigger, "@")
+			case name != nil && asked < maxNamed:
+				asked++
 				called = strings.TrimLeft(oneLine(name(j), maxName), "@")
 			}
 			switch {
-			case us.Is(j) && us.Prefix == "":
-				ours = j.User
-				called = strings.TrimPrefix(trigger, "@")
-			case called == "" && j.Server == types.DefaultUserServer:
+			case called != "":
+			case j.Server == types.DefaultUserServer:
 				called = "+" + j.User
-			case called == "":
+			default:
 				called = j.User
 			}
-			out[j.User] = "@" + called
+			known[digits] = "@" + called
+			return known[digits], true
 		}
-		return ours, out
 	}
 	ours, known := names(c.Mentions)
-	a := Addressed{Mentioned: ours != "", Text: cleanText(readable(c.Text, known))}
+	a := Addressed{Mentioned: ours, Text: cleanText(readable(c.Text, known))}
 	a.Trigger = berth.Triggered(strings.TrimLeftFunc(a.Text, isBlank), trigger)
 	if q := c.Quoted; q != nil {
 		_, known := names(q.Mentions)
@@ -77,10 +92,7 @@ func (c Content) Address(us Us, trigger string, name func(types.JID) string) Add
 func isBlank(r rune) bool { return unicode.IsSpace(r) || unicode.Is(unicode.Cf, r) }
 
 // readable replaces "@" and the digits of an address by a name.
-func readable(text string, names map[string]string) string {
-	if len(names) == 0 {
-		return text
-	}
+func readable(text string, called func(digits string) (string, bool)) string {
 	var out strings.Builder
 	for {
 		i := strings.IndexByte(text, '@')
@@ -91,8 +103,8 @@ func readable(text string, names map[string]string) string {
 		digits := text[i+1:]
 		digits = digits[:len(digits)-len(strings.TrimLeft(digits, "0123456789"))]
 		out.WriteString(text[:i])
-		if called, ok := names[digits]; ok {
-			out.WriteString(called)
+		if name, ok := called(digits); ok {
+			out.WriteString(name)
 		} else {
 			out.WriteString("@" + digits)
 		}

@@ -106,6 +106,15 @@ func TestAddressOfManyMentions(t *testing.T) {
 	if !strings.HasPrefix(a.Text, "@"+strings.Repeat("ы", 63)+"… @") {
 		t.Errorf("got %.200q", a.Text)
 	}
+	var all strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&all, "@%d ", i)
+	}
+	asked := 0
+	a = Read(says(all.String(), mentions...)).Address(alone, "@Andy", func(types.JID) string { asked++; return "Bob" })
+	if asked != maxNamed || !strings.Contains(a.Text, "@Bob @100 ") {
+		t.Errorf("asked for %d names: %.700q", asked, a.Text)
+	}
 }
 
 func FuzzAddress(f *testing.F) {

@@ -1,6 +1,7 @@
 package wamsg
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"path"
@@ -39,13 +40,43 @@ const maxStem = 80
 // it for anything else. Names that some systems reserve are not among them,
 // since all begin with the day.
 func FileName(at time.Time, sender types.JID, id string, f File, head []byte) string {
+	stem, ending := split(f, head)
+	return FilePrefix(at, sender, id) + stem + ending
+}
+
+// FilePrefix returns what FileName will begin with, whatever the file is: the
+// day and the tag, such as "2026-09-18-9f86d081884c7d65-".
+func FilePrefix(at time.Time, sender types.JID, id string) string {
 	day := "undated"
 	if y := at.Year(); y >= 1970 && y <= 9999 {
 		day = at.Format(time.DateOnly)
 	}
 	tag := sha256.Sum256([]byte(sender.ToNonAD().String() + "\x00" + id))
-	stem, ending := split(f, head)
-	return strings.Join([]string{day, hex.EncodeToString(tag[:8]), stem}, "-") + ending
+	return day + "-" + hex.EncodeToString(tag[:8]) + "-"
+}
+
+// Sending says as what a file of an agent is best sent: as what it is by its
+// first bytes, whatever it is called. Photo and Video are what phones show, Audio
+// what they play; a VoiceNote is Opus, which they play only so; all else is a
+// Document. name is safe, as a part of FileName's, and has at most 100 bytes.
+func Sending(path string, head []byte) (kind FileKind, mime, name string) {
+	stem, ending := split(File{Kind: Document, Name: path}, head)
+	name = stem + ending
+	found := mimetype.Detect(head[:min(len(head), SniffLen)])
+	mime = found.String()
+	switch {
+	case found.Is("image/jpeg"), found.Is("image/png"):
+		return Photo, mime, name
+	case found.Is("video/mp4"), found.Is("video/3gpp"):
+		return Video, mime, name
+	case found.Is("audio/ogg"), found.Is("application/ogg"):
+		if bytes.Contains(head[:min(len(head), 64)], []byte("OpusHead")) {
+			return VoiceNote, "audio/ogg; codecs=opus", name
+		}
+	case found.Is("audio/mpeg"), found.Is("audio/aac"), found.Is("audio/mp4"), found.Is("audio/x-m4a"), found.Is("audio/amr"):
+		return Audio, mime, name
+	}
+	return Document, mime, name
 }
 
 // split returns the two parts of a file's name that depend on the file.
