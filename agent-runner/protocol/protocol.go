@@ -82,6 +82,9 @@ type Input struct {
 	SystemPrompt  string            `json:"systemPrompt,omitempty"`
 	Timezone      string            `json:"timezone,omitempty"`
 	Gateway       string            `json:"gateway,omitempty"`
+	// Script is run first, by the container's shell. The last line that it prints
+	// on stdout decides whether the agent is woken: {"wakeAgent":true,"data":…}.
+	Script string `json:"script,omitempty"`
 }
 
 // ReadInput reads the one object on stdin up to EOF.
@@ -181,6 +184,7 @@ type Frame struct {
 	IDs          []string `json:"ids,omitempty"`          // acknowledged batch
 	State        string   `json:"state,omitempty"`
 	Usage        *Usage   `json:"usage,omitempty"`
+	Note         string   `json:"note,omitempty"` // why there is no result, for the operator
 }
 
 // Canonical reports whether f is also kept as a file: it is, when losing it

@@ -16,6 +16,7 @@ import (
 	"berth/agent-runner/internal/engine"
 	"berth/agent-runner/internal/input"
 	"berth/agent-runner/internal/prompt"
+	"berth/agent-runner/internal/reap"
 	"berth/agent-runner/protocol"
 )
 
@@ -40,11 +41,16 @@ type Loop struct {
 	Wake      <-chan struct{} // says that the folder has something new; may be nil
 	LookAgain time.Duration   // between looks that nothing announced; 0 means protocol.LookAgain
 	LeasePath string          // the host's lease
+	Children  *reap.Children  // starts and waits for the input's script
+	WorkDir   string          // where that runs
+	Home      string
 	Log       *log.Logger
 
 	// What follows belongs to the goroutine of Run.
 
+	judge    func(ctx context.Context, script string) (verdict, error) // nil: runScript
 	session  string
+	script   string   // that the next turn begins with
 	consumed []string // ids, oldest first
 	idle     bool     // nothing to do; false also before the first turn
 	turn     *turn    // nil between turns
@@ -62,6 +68,7 @@ type turn struct {
 	files    []string // removed before that
 	accepted bool
 	answered bool
+	note     string // why there is no answer
 	ended    chan error
 	beat     *time.Ticker
 }
@@ -87,6 +94,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		text = prompt.Scheduled + text
 	}
 	waiting, _ := l.look()
+	l.script = l.Input.Script
 	l.begin(ctx, text, l.Input.Batch, waiting)
 
 	again := time.NewTicker(orElse(l.LookAgain, protocol.LookAgain))
@@ -182,7 +190,9 @@ func (l *Loop) begin(ctx context.Context, text string, ids []string, waiting []i
 		t.ids = append(t.ids, idsOf(file)...)
 	}
 	l.turn, l.idle = t, false
-	go func() { t.ended <- l.Engine.Prompt(ctx, strings.Join(texts, "\n"), t) }()
+	script := l.script
+	l.script = ""
+	go func() { t.ended <- l.ask(ctx, script, strings.Join(texts, "\n"), t) }()
 }
 
 // finish ends the turn with its last frames and reports whether the run goes on.
@@ -198,7 +208,7 @@ func (l *Loop) finish(err error) bool {
 	}
 	t.accept()
 	if !t.answered {
-		l.Out.Emit(protocol.Frame{Type: protocol.TypeOutput, Status: protocol.StatusSuccess, NewSessionID: l.session})
+		l.Out.Emit(protocol.Frame{Type: protocol.TypeOutput, Status: protocol.StatusSuccess, NewSessionID: l.session, Note: t.note})
 	}
 	l.turn, l.idle = nil, true
 	l.Out.Emit(protocol.Frame{Type: protocol.TypeState, State: protocol.StateIdle})

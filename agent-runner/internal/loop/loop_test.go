@@ -65,6 +65,7 @@ type run struct {
 
 	mu    sync.Mutex
 	lines []string // frames since the last call of said
+	notes []string // of all frames
 }
 
 type syncBuffer struct {
@@ -98,6 +99,9 @@ func newRun(t *testing.T, dir string, agent engine.Engine) *run {
 	go func() {
 		for f, err := range (protocol.Stream{Nonce: nonce}).Frames(stdout) {
 			r.mu.Lock()
+			if f.Note != "" {
+				r.notes = append(r.notes, f.Note)
+			}
 			if err != nil {
 				r.lines = append(r.lines, err.Error())
 			} else {

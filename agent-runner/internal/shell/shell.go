@@ -34,6 +34,7 @@ type Command struct {
 	Dir     string
 	Env     []string // all of it: nothing is inherited
 	Timeout time.Duration
+	Stderr  *os.File // nil: stderr is part of the output
 
 	// Shell is the program and its arguments before Text; nil means /bin/sh, or
 	// this program itself where there is none.
@@ -67,6 +68,9 @@ func Run(ctx context.Context, children *reap.Children, c Command) (Result, error
 	cmd := exec.Command(shell[0], append(shell[1:len(shell):len(shell)], c.Text)...)
 	cmd.Dir, cmd.Env = c.Dir, c.Env
 	cmd.Stdout, cmd.Stderr = w, w
+	if c.Stderr != nil {
+		cmd.Stderr = c.Stderr
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = children.Start(cmd)
 	_ = w.Close()

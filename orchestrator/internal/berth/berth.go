@@ -51,6 +51,7 @@ type ContainerConfig struct {
 	TimeoutMS        int64          `json:"timeout,omitempty"` // hard timeout in milliseconds
 	Image            string         `json:"image,omitempty"`
 	Engine           string         `json:"engine,omitempty"`
+	Model            string         `json:"model,omitempty"` // for engines with a model
 	MemoryMiB        int64          `json:"memoryMiB,omitempty"`
 	CPUs             float64        `json:"cpus,omitempty"`
 	Pids             int64          `json:"pids,omitempty"`
@@ -133,6 +134,7 @@ type Run struct {
 	Folder    string
 	ChatJID   string
 	Kind      string // KindChat or KindTask
+	Task      string // id of the group's task that it is for; empty: none
 	State     RunState
 	Container string // engine's id, empty until created
 	Image     string
@@ -269,10 +271,16 @@ type Progress struct {
 	Session   string   // new session id, or empty
 	Out       []Outgoing
 	TurnEnded bool // what was acknowledged is done
+
+	// For the log of a task.
+	Summary      string // the beginning of the result; empty: no news
+	InputTokens  int64
+	OutputTokens int64
 }
 
 // Ending is how a run ended, and what is to become of the batches whose turn
-// did not end: those that were answered are done, the others pending again.
+// did not end: those that were answered are done, the others pending again. The
+// run of a task that was not answered is repeated in the same way.
 type Ending struct {
 	RunID       string
 	At          time.Time
@@ -290,9 +298,9 @@ type Ending struct {
 
 // Verdict says what became of a run's open batches.
 type Verdict struct {
-	Returned bool      // messages are pending again
+	Returned bool      // messages are pending again, or the task is due again
 	RetryAt  time.Time // zero: at once, or not at all
-	Parked   bool      // given up until the next message
+	Parked   bool      // given up until the next message, or the task's next time
 }
 
 // Standing is how far the agent of a chat has come.

@@ -40,6 +40,7 @@ const (
 	MaxTasks     = 500 // of one group, active and paused
 	TaskPreview  = 500 // characters of a prompt and a script in a list
 	MaxTasksList = 2000
+	TaskSummary  = 200 // characters of a result in the log
 )
 
 // Task is a prompt that a group's agent gets on time.
@@ -76,6 +77,39 @@ type TaskChange struct {
 	Context *string
 	Script  *string
 	CatchUp *string
+}
+
+// Due is a task whose time has come.
+type Due struct {
+	Folder  string
+	ID      string
+	ChatJID string
+	At      time.Time
+	CatchUp string
+}
+
+// TaskOutcome is what became of one time of a task.
+type TaskOutcome string
+
+// The outcomes of a task's run.
+const (
+	TaskRunning TaskOutcome = "running"
+	TaskSuccess TaskOutcome = "success"
+	TaskError   TaskOutcome = "error"
+	TaskSkipped TaskOutcome = "skipped" // it was missed, and the task does not catch up
+)
+
+// TaskRun is one entry of a task's log.
+type TaskRun struct {
+	RunID        string    // empty: there was none
+	DueAt        time.Time // zero: not known
+	StartedAt    time.Time
+	Duration     time.Duration // zero while it runs
+	Outcome      TaskOutcome
+	Result       string // its first TaskSummary characters
+	Error        string
+	InputTokens  int64 // as its agent said
+	OutputTokens int64
 }
 
 // Audit is one refusal.

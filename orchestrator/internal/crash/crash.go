@@ -2,7 +2,7 @@
 // other build its function does nothing and costs nothing.
 package crash
 
-// The points, in the order in which a message comes by.
+// The points, in the order in which a message, and then a task, comes by.
 const (
 	Stored    = "stored"     // a message is stored, its sender does not know yet
 	BeforeAck = "before-ack" // its group is woken, its sender does not know yet
@@ -20,9 +20,17 @@ const (
 	Exited    = "exited"     // the container is gone, the run is not settled
 	Adopted   = "adopted"    // a run of the last daemon is attached to
 	Shutdown  = "shutdown"   // idle runs are being closed
+
+	TaskDue  = "task-due"  // the queue has a task that is due, the store knows nothing of it
+	TaskDone = "task-done" // the run of a task is settled
 )
 
-// Points lists them all.
+// Points lists those that a message comes by.
 var Points = []string{
 	Stored, BeforeAck, Claimed, Created, Started, Prompted, Input, Printed, Consumed, Committed, Requested, TurnEnded, Sent, Exited, Adopted, Shutdown,
+}
+
+// TaskPoints lists those that a task comes by, in that order.
+var TaskPoints = []string{
+	TaskDue, Claimed, Created, Started, Prompted, Printed, Committed, TurnEnded, Sent, Exited, TaskDone,
 }

@@ -18,6 +18,8 @@ import (
 
 // Store is where groups and messages are kept.
 type Store interface {
+	// AddMessage puts a message whose id the chat has into the place of the other;
+	// fresh says that it is new, or that only now it is one that wakes.
 	AddMessage(context.Context, berth.Message) (seq int64, fresh bool, err error)
 	Pending(ctx context.Context, chatJID string) (pending bool, retryAt time.Time, err error)
 	Groups(context.Context) ([]berth.Group, error)
@@ -27,6 +29,7 @@ type Store interface {
 	LiveRuns(context.Context) ([]berth.Run, error)
 	FinishRun(context.Context, berth.Ending) (berth.Verdict, error)
 	AddOutgoing(context.Context, ...berth.Outgoing) error
+	TaskStore
 }
 
 // Senders decides whose messages count. Its methods must not block.
@@ -69,9 +72,13 @@ type Dispatcher struct {
 	changed   func() // after the groups did
 	log       *zap.Logger
 
-	mu     sync.RWMutex
-	groups map[string]berth.Group // by folder
-	chats  map[string]string      // folder by JID
+	mu      sync.RWMutex
+	groups  map[string]berth.Group // by folder
+	chats   map[string]string      // folder by JID
+	collect func(chatJID string) bool
+	late    []string // folders to wake when collecting ends, first come first
+
+	tasks *tasks
 
 	registering sync.Mutex // keeps groups and chats in step with the store
 	reconciling sync.Mutex
@@ -89,7 +96,10 @@ type Options struct {
 	// GroupsChanged is called after groups were added, changed or removed, and
 	// must not block. It may be nil.
 	GroupsChanged func()
-	Log           *zap.Logger
+	// TasksChanged is called after tasks of a folder were changed otherwise than by
+	// a run, and must not block. It may be nil.
+	TasksChanged func(folder string)
+	Log          *zap.Logger
 }
 
 // New returns a Dispatcher that knows the groups in the store. Its queue is
@@ -97,7 +107,7 @@ type Options struct {
 func New(ctx context.Context, o Options) (*Dispatcher, error) {
 	d := &Dispatcher{
 		store: o.Store, runs: o.Runs, fleet: o.Fleet, assistant: o.Assistant, senders: o.Senders, changed: o.GroupsChanged, log: o.Log,
-		groups: make(map[string]berth.Group), chats: make(map[string]string),
+		groups: make(map[string]berth.Group), chats: make(map[string]string), tasks: newTasks(o.TasksChanged),
 	}
 	if d.changed == nil {
 		d.changed = func() {}
@@ -121,23 +131,21 @@ func (d *Dispatcher) remember(g berth.Group) {
 
 // Receive stores a message of a registered chat and wakes its group, if it is
 // to be woken. When it returns nil the message is safe: the channel may
-// acknowledge it. One whose sender is to be dropped is not stored, and returned
-// without a number. A message of any other chat fails with berth.NotFound.
+// acknowledge it. One with an id that the chat has takes its place and its
+// number. One whose sender is to be dropped is not stored, and returned without a
+// number. A message of any other chat fails with berth.NotFound.
 func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Message, error) {
-	g, ok := d.byChat(m.ChatJID)
+	g, ok := d.ByChat(m.ChatJID)
 	if !ok {
 		return m, berth.Errorf(berth.NotFound, "chat %s is not registered", m.ChatJID)
 	}
 	m.Wakes = !m.Bot && (!g.NeedsTrigger() || m.Addressed || berth.Triggered(m.Text, g.EffectiveTrigger(d.assistant)))
-	refused := false
-	if d.senders != nil && !m.Bot && !m.FromMe {
-		store, wake := d.senders.Admit(g, m)
-		if !store {
-			return m, nil
-		}
-		refused = m.Wakes && !wake
-		m.Wakes = m.Wakes && wake
+	store, wake := d.admit(g, m)
+	if !store {
+		return m, nil
 	}
+	refused := m.Wakes && !wake
+	m.Wakes = m.Wakes && wake
 	seq, fresh, err := d.store.AddMessage(ctx, m)
 	if err != nil {
 		return m, err
@@ -145,13 +153,63 @@ func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Messag
 	m.Seq = seq
 	crash.At(crash.Stored)
 	if fresh && m.Wakes {
-		d.queue.Add(g.Folder)
+		d.rouse(g)
 	}
 	if fresh && refused {
 		d.refuse(ctx, m)
 	}
 	crash.At(crash.BeforeAck)
 	return m, nil
+}
+
+// Keep stores a message like Receive, but it wakes nobody.
+func (d *Dispatcher) Keep(ctx context.Context, m berth.Message) error {
+	g, ok := d.ByChat(m.ChatJID)
+	if !ok {
+		return berth.Errorf(berth.NotFound, "chat %s is not registered", m.ChatJID)
+	}
+	if store, _ := d.admit(g, m); !store {
+		return nil
+	}
+	m.Wakes = false
+	_, _, err := d.store.AddMessage(ctx, m)
+	return err
+}
+
+func (d *Dispatcher) admit(g berth.Group, m berth.Message) (store, wake bool) {
+	if d.senders == nil || m.Bot || m.FromMe {
+		return true, true
+	}
+	return d.senders.Admit(g, m)
+}
+
+// Collect begins a time in which messages of some chats wake nobody, since more
+// of them are on their way; with nil it ends, and each group that was to be woken
+// meanwhile is, once. It does not block.
+func (d *Dispatcher) Collect(chats func(chatJID string) bool) {
+	var late []string
+	d.mu.Lock()
+	d.collect = chats
+	if chats == nil {
+		late, d.late = d.late, nil
+	}
+	d.mu.Unlock()
+	for _, folder := range late {
+		d.queue.Add(folder)
+	}
+}
+
+// rouse adds a group to the queue, unless its messages are being collected.
+func (d *Dispatcher) rouse(g berth.Group) {
+	d.mu.Lock()
+	collected := d.collect != nil && d.collect(g.JID)
+	if collected && !slices.Contains(d.late, g.Folder) {
+		d.late = append(d.late, g.Folder)
+	}
+	d.mu.Unlock()
+	if !collected {
+		d.queue.Add(g.Folder)
+	}
 }
 
 // refuse tells a sender who does not count that he does not, if he is to be told.
@@ -170,7 +228,10 @@ func (d *Dispatcher) refuse(ctx context.Context, m berth.Message) {
 }
 
 // run is what the queue starts.
-func (d *Dispatcher) run(ctx context.Context, slot *queue.Slot) queue.Result {
+func (d *Dispatcher) run(ctx context.Context, slot *queue.Slot) (result queue.Result) {
+	if id := slot.Task(); id != "" {
+		defer func() { d.tasks.ended(slot.Folder, id, result.RetryAt) }()
+	}
 	g, ok := d.Group(slot.Folder)
 	if !ok {
 		return queue.Result{}
@@ -191,11 +252,15 @@ func (d *Dispatcher) Start(ctx context.Context) error {
 		}
 	}
 	d.queue.Resume()
+	d.tasks.letStart(true)
 	return nil
 }
 
 // Pause starts no more runs until the next Start.
-func (d *Dispatcher) Pause() { d.queue.Pause() }
+func (d *Dispatcher) Pause() {
+	d.queue.Pause()
+	d.tasks.letStart(false)
+}
 
 func (d *Dispatcher) wake(ctx context.Context, g berth.Group) error {
 	pending, retryAt, err := d.store.Pending(ctx, g.JID)
@@ -205,7 +270,7 @@ func (d *Dispatcher) wake(ctx context.Context, g berth.Group) error {
 	if time.Until(retryAt) > 0 {
 		d.queue.Hold(g.Folder, retryAt)
 	}
-	d.queue.Add(g.Folder)
+	d.rouse(g)
 	return nil
 }
 
@@ -234,7 +299,10 @@ func (d *Dispatcher) Reconcile(ctx context.Context) error {
 		container := known[run.ID]
 		g, registered := d.Group(run.Folder)
 		done := make(chan struct{})
-		adopted := d.queue.Adopt(run.Folder, func(ctx context.Context, slot *queue.Slot) queue.Result {
+		adopted := d.queue.Adopt(run.Folder, run.Task, func(ctx context.Context, slot *queue.Slot) (result queue.Result) {
+			if run.Task != "" {
+				defer func() { d.tasks.ended(run.Folder, run.Task, result.RetryAt) }()
+			}
 			taken := sync.OnceFunc(func() { close(done) })
 			defer taken()
 			if !registered || g.JID != run.ChatJID {
@@ -291,7 +359,8 @@ func (d *Dispatcher) Group(folder string) (berth.Group, bool) {
 	return g, ok
 }
 
-func (d *Dispatcher) byChat(jid string) (berth.Group, bool) {
+// ByChat returns the group of a chat.
+func (d *Dispatcher) ByChat(jid string) (berth.Group, bool) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
 	g, ok := d.groups[d.chats[jid]]
@@ -300,7 +369,7 @@ func (d *Dispatcher) byChat(jid string) (berth.Group, bool) {
 
 // Registered reports whether a chat belongs to a group.
 func (d *Dispatcher) Registered(jid string) bool {
-	_, ok := d.byChat(jid)
+	_, ok := d.ByChat(jid)
 	return ok
 }
 

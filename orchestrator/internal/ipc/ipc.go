@@ -56,13 +56,16 @@ type Store interface {
 	AddOutgoing(context.Context, ...berth.Outgoing) error
 	AddAudit(context.Context, berth.Audit) error
 	AddTask(context.Context, berth.Task) (berth.Task, error)
-	UpdateTask(ctx context.Context, id string, c berth.TaskChange, now time.Time) (berth.Task, error)
-	PauseTask(ctx context.Context, id, by string) (berth.Task, error)
-	ResumeTask(ctx context.Context, id string, now time.Time) (berth.Task, error)
-	CancelTask(ctx context.Context, id string) (berth.Task, error)
-	Task(ctx context.Context, id string) (berth.Task, error)
+	UpdateTask(ctx context.Context, folder, id string, c berth.TaskChange, now time.Time) (berth.Task, error)
+	PauseTask(ctx context.Context, folder, id, by string) (berth.Task, error)
+	ResumeTask(ctx context.Context, folder, id string, now time.Time) (berth.Task, error)
+	CancelTask(ctx context.Context, folder, id string) (berth.Task, error)
+	Task(ctx context.Context, folder, id string) (berth.Task, error)
+	TasksNamed(ctx context.Context, id string) ([]berth.Task, error)
 	Tasks(ctx context.Context, folder string) ([]berth.Task, error)
+	TaskRuns(ctx context.Context, folder, id string, limit int) ([]berth.TaskRun, error)
 	Chats(ctx context.Context, limit int) ([]berth.Chat, error)
+	MemoryStore
 }
 
 // Groups knows the registered groups. It is called from many goroutines.

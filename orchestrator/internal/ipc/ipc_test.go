@@ -75,9 +75,10 @@ func (m *memory) setFail(err error) {
 	m.fail = err
 }
 
-func (m *memory) Tasks(context.Context, string) ([]berth.Task, error) { return nil, nil }
-func (m *memory) Chats(context.Context, int) ([]berth.Chat, error)    { return nil, nil }
-func (m *memory) Task(_ context.Context, id string) (t berth.Task, err error) {
+func (m *memory) Tasks(context.Context, string) ([]berth.Task, error)      { return nil, nil }
+func (m *memory) Chats(context.Context, int) ([]berth.Chat, error)         { return nil, nil }
+func (m *memory) TasksNamed(context.Context, string) ([]berth.Task, error) { return nil, nil }
+func (m *memory) Task(_ context.Context, _, id string) (t berth.Task, err error) {
 	return t, berth.Errorf(berth.NotFound, "there is no task %s", id)
 }
 
@@ -680,7 +681,7 @@ func TestAnswersAreBounded(t *testing.T) {
 // Without somebody who runs tasks, a task is not taken: it would never run.
 func TestTasksAreRefusedWithoutAScheduler(t *testing.T) {
 	w := prepare(t, "main", zaptest.NewLogger(t))
-	for _, verb := range []string{"schedule_task", "update_task", "pause_task", "resume_task", "cancel_task", "list_tasks"} {
+	for _, verb := range []string{"schedule_task", "update_task", "pause_task", "resume_task", "cancel_task", "task_history", "list_tasks"} {
 		w.dropIn("tasks", verb+".json", `{"type":"`+verb+`","requestId":"`+verb+`","taskId":"t1","prompt":"p","schedule_type":"cron","schedule_value":"* * * * *"}`)
 		w.box.Drain(t.Context())
 		if got := w.reply(verb); got.OK || got.Error != "tasks are not available in this version" {

@@ -112,9 +112,9 @@ func (w *town) task(folder, id string) {
 	check(w.t, err)
 }
 
-func (w *town) status(id string) berth.TaskStatus {
+func (w *town) status(folder, id string) berth.TaskStatus {
 	w.t.Helper()
-	task, err := w.db.Task(w.t.Context(), id)
+	task, err := w.db.Task(w.t.Context(), folder, id)
 	if known, ok := errors.AsType[*berth.Error](err); ok && known.Kind == berth.NotFound {
 		return "gone"
 	}
@@ -193,11 +193,11 @@ func TestIA05to13WhoseTasks(t *testing.T) {
 		id := fmt.Sprint("task-", i)
 		w.task(c.owner, id)
 		if c.verb == "resume_task" {
-			_, err := w.db.PauseTask(t.Context(), id, "")
+			_, err := w.db.PauseTask(t.Context(), c.owner, id, "")
 			check(t, err)
 		}
 		got := w.ask(c.as, `{"type":"`+c.verb+`","taskId":"`+id+`","groupFolder":"main","isMain":true}`)
-		if now := w.status(id); now != c.want {
+		if now := w.status(c.owner, id); now != c.want {
 			t.Errorf("%s: the task is %s, want %s", c.id, now, c.want)
 		}
 		if c.denied {
@@ -367,7 +367,7 @@ func TestIA22to27Schedules(t *testing.T) {
 			continue
 		}
 		// The ancestors' tools tell the agent the id that they chose.
-		task, err := w.db.Task(t.Context(), fmt.Sprint("t", i))
+		task, err := w.db.Task(t.Context(), "other-group", fmt.Sprint("t", i))
 		check(t, err)
 		if task.Kind != c.kind || task.NextRun.Before(now) || task.NextRun.After(now.Add(c.within+time.Second)) {
 			t.Errorf("%s: %+v", c.id, task)
@@ -408,7 +408,7 @@ func TestIA28to31ContextMode(t *testing.T) {
 	} {
 		id := fmt.Sprint("t", i)
 		w.schedule("other-group", "other@g.us", map[string]any{"context_mode": c.given, "taskId": id, "script": "true", "catch_up": "skip", "time_zone": "Asia/Tokyo"})
-		task, err := w.db.Task(t.Context(), id)
+		task, err := w.db.Task(t.Context(), "other-group", id)
 		if check(t, err); task.Context != c.want || task.Script != "true" || task.CatchUp != "skip" || task.Zone != "Asia/Tokyo" {
 			t.Errorf("%s: %+v", c.id, task)
 		}
@@ -422,7 +422,7 @@ func TestIA37UpdateTask(t *testing.T) {
 	w.task("main", "t2")
 	now := time.Now()
 	got := w.ask("other-group", `{"type":"update_task","taskId":"t1","schedule_type":"interval","schedule_value":"7200000","prompt":"new","script":"","context_mode":"bogus","groupFolder":"other-group","isMain":"false"}`)
-	task, err := w.db.Task(t.Context(), "t1")
+	task, err := w.db.Task(t.Context(), "other-group", "t1")
 	check(t, err)
 	if !got.OK || task.Prompt != "new" || task.Context != "isolated" || task.NextRun.Before(now.Add(2*time.Hour-time.Second)) || task.NextRun.After(now.Add(2*time.Hour+time.Minute)) {
 		t.Errorf("%+v, %+v", got, task)
@@ -439,11 +439,11 @@ func TestIA37UpdateTask(t *testing.T) {
 	} {
 		w.denied(w.ask(c.as, c.text), "ipc.update_task", c.as, c.reason)
 	}
-	after, err := w.db.Task(t.Context(), "t1")
+	after, err := w.db.Task(t.Context(), "other-group", "t1")
 	if d := cmp.Diff(task, after); err != nil || d != "" {
 		t.Errorf("%v %s", err, d)
 	}
-	if t2, err := w.db.Task(t.Context(), "t2"); err != nil || t2.Prompt != "p" {
+	if t2, err := w.db.Task(t.Context(), "main", "t2"); err != nil || t2.Prompt != "p" {
 		t.Errorf("%+v, %v", t2, err)
 	}
 	if got := w.ask("main", `{"type":"update_task","taskId":"t1","catch_up":"skip"}`); !got.OK {
@@ -548,7 +548,7 @@ func TestListsAndSnapshots(t *testing.T) {
 	// A container reads the ancestors' fields.
 	var list []map[string]any
 	read("third-group", workspace.TasksSnapshot, &list)
-	task, err := w.db.Task(t.Context(), "of-third")
+	task, err := w.db.Task(t.Context(), "third-group", "of-third")
 	check(t, err)
 	for name, want := range map[string]any{
 		"id": "of-third", "groupFolder": "third-group", "prompt": "p", "schedule_type": "cron", "schedule_value": "0 9 * * *", "status": "active",

@@ -32,6 +32,15 @@ type taskEntry struct {
 	LastResult  string           `json:"last_result,omitempty"`
 }
 
+// runEntry is a run of a task as a container sees it.
+type runEntry struct {
+	StartedAt string            `json:"started_at"` // UTC
+	Seconds   float64           `json:"seconds"`
+	Status    berth.TaskOutcome `json:"status"`
+	Result    string            `json:"result,omitempty"` // its beginning
+	Error     string            `json:"error,omitempty"`
+}
+
 // groupEntry is a chat as a container sees it. The first fields are the
 // ancestors'.
 type groupEntry struct {

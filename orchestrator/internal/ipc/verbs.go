@@ -26,18 +26,29 @@ var verbs = map[string]verb{
 
 	"schedule_task": {schema: schema{required: []string{"prompt", "schedule_type", "schedule_value"}, optional: fields("targetJid", "taskId", "time_zone", "context_mode", "script", "catch_up")},
 		tasks: true, target: "targetJid", do: (*inbox).scheduleTask},
-	"update_task": {schema: schema{required: []string{"taskId"}, optional: fields("prompt", "schedule_type", "schedule_value", "time_zone", "context_mode", "script", "catch_up")},
+	"update_task": {schema: schema{required: []string{"taskId"}, optional: fields("targetJid", "prompt", "schedule_type", "schedule_value", "time_zone", "context_mode", "script", "catch_up")},
 		tasks: true, target: "taskId", do: (*inbox).updateTask},
-	"pause_task":  {schema: schema{required: []string{"taskId"}}, tasks: true, target: "taskId", do: (*inbox).pauseTask},
-	"resume_task": {schema: schema{required: []string{"taskId"}}, tasks: true, target: "taskId", do: (*inbox).resumeTask},
-	"cancel_task": {schema: schema{required: []string{"taskId"}}, tasks: true, target: "taskId", do: (*inbox).cancelTask},
-	"list_tasks":  {tasks: true, do: (*inbox).listTasks},
+	"pause_task":   {schema: oneTask, tasks: true, target: "taskId", do: (*inbox).pauseTask},
+	"resume_task":  {schema: oneTask, tasks: true, target: "taskId", do: (*inbox).resumeTask},
+	"cancel_task":  {schema: oneTask, tasks: true, target: "taskId", do: (*inbox).cancelTask},
+	"task_history": {schema: oneTask, tasks: true, target: "taskId", do: (*inbox).taskHistory},
+	"list_tasks":   {tasks: true, do: (*inbox).listTasks},
 
 	"register_group": {schema: schema{required: []string{"jid", "name", "folder", "trigger"}, optional: map[string]kind{"requiresTrigger": aBool, "containerConfig": anything}},
 		mainOnly: true, target: "jid", do: (*inbox).registerGroup},
 	"refresh_groups": {mainOnly: true, do: (*inbox).refreshGroups},
 	"list_groups":    {do: (*inbox).listGroups},
+
+	"remember":       {schema: schema{required: []string{"fact"}, optional: fields("group")}, target: "group", do: (*inbox).remember},
+	"update_memory":  {schema: schema{required: []string{"fact"}, optional: map[string]kind{"memoryId": anything, "group": aText}}, target: "group", do: (*inbox).updateMemory},
+	"forget":         {schema: schema{optional: map[string]kind{"memoryId": anything, "group": aText}}, target: "group", do: (*inbox).forget},
+	"list_memory":    {schema: schema{optional: fields("group")}, target: "group", do: (*inbox).listMemory},
+	"search_history": {schema: schema{required: []string{"query"}, optional: map[string]kind{"group": aText, "before": anything, "limit": anything}}, target: "group", do: (*inbox).searchHistory},
 }
+
+// oneTask names a task. Groups may use the same ids, so main may have to name the
+// group as well.
+var oneTask = schema{required: []string{"taskId"}, optional: fields("targetJid")}
 
 // fields makes texts that may be left out.
 func fields(names ...string) map[string]kind {
@@ -190,7 +201,7 @@ func (b *inbox) updateTask(ctx context.Context, r *request) (any, error) {
 			return nil, err
 		}
 	}
-	return b.changed(ctx, func() (berth.Task, error) { return b.Store.UpdateTask(ctx, t.ID, c, time.Now()) })
+	return b.changed(ctx, func() (berth.Task, error) { return b.Store.UpdateTask(ctx, t.Folder, t.ID, c, time.Now()) })
 }
 
 func (b *inbox) pauseTask(ctx context.Context, r *request) (any, error) {
@@ -198,7 +209,7 @@ func (b *inbox) pauseTask(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.changed(ctx, func() (berth.Task, error) { return b.Store.PauseTask(ctx, t.ID, b.group.Folder) })
+	return b.changed(ctx, func() (berth.Task, error) { return b.Store.PauseTask(ctx, t.Folder, t.ID, b.group.Folder) })
 }
 
 func (b *inbox) resumeTask(ctx context.Context, r *request) (any, error) {
@@ -206,7 +217,7 @@ func (b *inbox) resumeTask(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.changed(ctx, func() (berth.Task, error) { return b.Store.ResumeTask(ctx, t.ID, time.Now()) })
+	return b.changed(ctx, func() (berth.Task, error) { return b.Store.ResumeTask(ctx, t.Folder, t.ID, time.Now()) })
 }
 
 func (b *inbox) cancelTask(ctx context.Context, r *request) (any, error) {
@@ -214,17 +225,32 @@ func (b *inbox) cancelTask(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return b.changed(ctx, func() (berth.Task, error) { return b.Store.CancelTask(ctx, t.ID) })
+	return b.changed(ctx, func() (berth.Task, error) { return b.Store.CancelTask(ctx, t.Folder, t.ID) })
 }
 
 // ownTask returns the task that a request names, if it is the group's, or main
 // asks. A container does not learn that others have such a task.
 func (b *inbox) ownTask(ctx context.Context, r *request) (berth.Task, error) {
 	id := r.get("taskId")
-	t, err := b.Store.Task(ctx, id)
-	if err == nil && t.Folder != b.group.Folder && !b.group.IsMain() {
-		r.secret = errors.New("it is a task of group " + t.Folder)
-		err = berth.Errorf(berth.NotFound, "there is no task %.80q", id)
+	g, err := b.targetGroup(r)
+	if err != nil {
+		return berth.Task{}, err
+	}
+	t, err := b.Store.Task(ctx, g.Folder, id)
+	if known, ok := errors.AsType[*berth.Error](err); !ok || known.Kind != berth.NotFound || r.has("targetJid") {
+		return t, err
+	}
+	others, failed := b.Store.TasksNamed(ctx, id)
+	switch {
+	case failed != nil:
+		return t, failed
+	case len(others) == 0:
+	case !b.group.IsMain():
+		r.secret = errors.New("it is a task of group " + others[0].Folder)
+	case len(others) == 1:
+		return others[0], nil
+	default:
+		err = berth.Errorf(berth.Conflict, "%d groups have a task %.80q: give the chat of one as targetJid", len(others), id)
 	}
 	return t, err
 }
@@ -246,6 +272,28 @@ func (b *inbox) listTasks(ctx context.Context, _ *request) (any, error) {
 	return struct {
 		Tasks []taskEntry `json:"tasks"`
 	}{tasks}, err
+}
+
+// maxHistory bounds the runs of a task that a container is told.
+const maxHistory = 20
+
+func (b *inbox) taskHistory(ctx context.Context, r *request) (any, error) {
+	t, err := b.ownTask(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	runs, err := b.Store.TaskRuns(ctx, t.Folder, t.ID, maxHistory)
+	out := struct {
+		TaskID string     `json:"taskId"`
+		Group  string     `json:"group"`
+		Runs   []runEntry `json:"runs"` // newest first
+	}{t.ID, t.Folder, make([]runEntry, 0, len(runs))}
+	for _, run := range runs {
+		out.Runs = append(out.Runs, runEntry{
+			StartedAt: run.StartedAt.UTC().Format(stampLayout), Seconds: run.Duration.Seconds(), Status: run.Outcome, Result: run.Result, Error: run.Error,
+		})
+	}
+	return out, err
 }
 
 func (b *inbox) listGroups(ctx context.Context, _ *request) (any, error) {

@@ -123,14 +123,10 @@ func (q *Queue) Hold(folder string, until time.Time) {
 	q.holdLocked(folder, q.groupLocked(folder), until)
 }
 
-// Adopt gives a slot to a run that already exists, beyond the limit if need be.
-// It reports false if the group has a run.
-func (q *Queue) Adopt(folder string, carry func(context.Context, *Slot) Result) bool {
-	return q.AdoptTask(folder, "", carry)
-}
-
-// AdoptTask is Adopt for the run of a task.
-func (q *Queue) AdoptTask(folder, id string, carry func(context.Context, *Slot) Result) bool {
+// Adopt gives a slot to a run that already exists, for a task or, with an empty
+// id, for messages, beyond the limit if need be. It reports false if the group has
+// a run.
+func (q *Queue) Adopt(folder, id string, carry func(context.Context, *Slot) Result) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {

@@ -501,8 +501,8 @@ func TestPauseAndResume(t *testing.T) {
 func TestAdoptedRunTakesASlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(1, time.Hour, takes(time.Second))
-		equal(t, "adopted", p.Adopt("a", takes(10*time.Second)), true)
-		equal(t, "twice", p.Adopt("a", takes(time.Second)), false)
+		equal(t, "adopted", p.Adopt("a", "", takes(10*time.Second)), true)
+		equal(t, "twice", p.Adopt("a", "", takes(time.Second)), false)
 		p.Add("b")
 		pass(9 * time.Second)
 		equal(t, "runs", p.order(), []string{})
@@ -561,7 +561,7 @@ func TestAdoptedWhileInLine(t *testing.T) {
 		p.Pause()
 		p.Add("a") // a message, before anything was taken over
 		woken := 0
-		equal(t, "adopted", p.Adopt("a", func(ctx context.Context, s *Slot) Result {
+		equal(t, "adopted", p.Adopt("a", "", func(ctx context.Context, s *Slot) Result {
 			s.Idle()
 			select {
 			case <-s.Wake():
@@ -584,7 +584,7 @@ func TestAdoptedWhileThePoolIsFull(t *testing.T) {
 		p.Add("full")
 		pass(time.Second)
 		p.Add("a")
-		equal(t, "adopted", p.Adopt("a", takes(time.Second)), true)
+		equal(t, "adopted", p.Adopt("a", "", takes(time.Second)), true)
 		equal(t, "waiting", p.State().Waiting, []string{})
 		pass(time.Minute)
 		equal(t, "used", p.State().Used, 0)
@@ -670,7 +670,7 @@ func TestAdoptedTask(t *testing.T) {
 		p := newPool(1, time.Hour, takes(time.Second))
 		p.Pause()
 		p.AddTask("a", "t1") // due, before its run was found
-		equal(t, "adopted", p.AdoptTask("a", "t1", func(_ context.Context, s *Slot) Result {
+		equal(t, "adopted", p.Adopt("a", "t1", func(_ context.Context, s *Slot) Result {
 			equal(t, "task", s.Task(), "t1")
 			time.Sleep(time.Second)
 			s.Idle()
@@ -690,7 +690,7 @@ func TestAdoptedRunMakesRoomForATask(t *testing.T) {
 		p := newPool(1, time.Hour, takes(time.Second))
 		p.AddTask("b", "t0")
 		p.AddTask("a", "t1")
-		equal(t, "adopted", p.Adopt("a", chat(time.Minute)), true)
+		equal(t, "adopted", p.Adopt("a", "", chat(time.Minute)), true)
 		pass(59 * time.Second)
 		equal(t, "runs", p.order(), []string{"b/t0"})
 		pass(2 * time.Second)

@@ -146,7 +146,7 @@ func TestW41TaskStartsOnceAroundARestart(t *testing.T) {
 		next.Pause()
 		due := func() { next.AddTask("a", "t1"); next.AddTask("a", "t2") }
 		due()
-		equal(t, "adopted", next.AdoptTask("a", "t1", takes(time.Minute)), true)
+		equal(t, "adopted", next.Adopt("a", "t1", takes(time.Minute)), true)
 		due()
 		next.Resume()
 		pass(30 * time.Second)
@@ -154,5 +154,30 @@ func TestW41TaskStartsOnceAroundARestart(t *testing.T) {
 		equal(t, "while it runs", next.order(), []string{})
 		pass(time.Minute)
 		equal(t, "next daemon", next.order(), []string{"a/t2"})
+	})
+}
+
+// TS-09: a task that has its result is closed though it is at work; a run that
+// answers messages is not closed that way.
+func TestTS09DoneClosesATask(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var reasons []Reason
+		p := newPool(2, time.Hour, func(ctx context.Context, s *Slot) Result {
+			s.Done()
+			s.Done()
+			select {
+			case <-s.Closing():
+			case <-ctx.Done():
+			}
+			reasons = append(reasons, s.Reason())
+			return Result{}
+		})
+		p.AddTask("a", "t1")
+		pass(time.Second)
+		equal(t, "reasons", reasons, []Reason{ReasonTaskDone})
+		p.Add("a")
+		pass(time.Hour)
+		equal(t, "used", p.State().Used, 1)
+		p.Shutdown(t.Context())
 	})
 }

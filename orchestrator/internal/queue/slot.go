@@ -105,6 +105,16 @@ func (s *Slot) workLocked() {
 	s.stopIdleLocked()
 }
 
+// Done says that the run's task has its result: the run is to end, idle or not.
+// It changes nothing in a run that answers messages.
+func (s *Slot) Done() {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	if s.task != "" {
+		s.closeLocked(ReasonTaskDone)
+	}
+}
+
 // Seal says that the run ends and can be given nothing any more, for whatever
 // reason.
 func (s *Slot) Seal() {

@@ -62,10 +62,11 @@ func (s Schedule) Next(t time.Time) time.Time {
 	case s.cron != nil:
 		return s.nextCron(t)
 	case s.every > 0:
-		// Arithmetic, however long ago the last run was.
-		n := max((t.UnixMilli()-s.anchor)/s.every, 0)
-		next := time.UnixMilli(s.anchor + (n+1)*s.every)
-		return next.In(t.Location())
+		// Arithmetic, however long ago the last run was. The grid has no beginning:
+		// the clock may have been set back since the anchor.
+		since := t.UnixMilli() - s.anchor
+		into := (since%s.every + s.every) % s.every
+		return time.UnixMilli(t.UnixMilli() - into + s.every).In(t.Location())
 	case s.once.After(t):
 		return s.once
 	}

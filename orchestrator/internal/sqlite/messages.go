@@ -12,7 +12,8 @@ import (
 const messageColumns = `seq, id, chat_jid, sender, sender_name, content, timestamp, is_from_me, is_bot_message, wakes`
 
 // AddMessage stores m and returns its sequence number. A message whose id the
-// chat already has keeps its number and takes the new text; fresh is false.
+// chat already has keeps its number and takes the new text; fresh is false then,
+// unless m wakes the group and the other did not.
 func (db *DB) AddMessage(ctx context.Context, m berth.Message) (seq int64, fresh bool, err error) {
 	at := formatTime(m.Time)
 	err = db.writer.do(ctx, func(t *tx) error {
@@ -33,6 +34,10 @@ func (db *DB) AddMessage(ctx context.Context, m berth.Message) (seq int64, fresh
 		}
 		_, err = t.get([]any{&seq}, `UPDATE messages SET content = ?, sender_name = ? WHERE chat_jid = ? AND id = ? RETURNING seq`,
 			m.Text, m.SenderName, m.ChatJID, m.ID)
+		if err == nil && m.Wakes {
+			known, err = t.execN(`UPDATE messages SET wakes = 1 WHERE seq = ? AND wakes = 0`, seq)
+			fresh = known > 0
+		}
 		return err
 	})
 	return seq, fresh, err

@@ -39,14 +39,7 @@ func (db *DB) Pending(ctx context.Context, chatJID string) (pending bool, retryA
 // while the group has another live run.
 func (db *DB) BeginRun(ctx context.Context, run berth.Run) (batch berth.Batch, ok bool, err error) {
 	err = db.writer.do(ctx, func(t *tx) error {
-		var other string
-		if found, err := t.get([]any{&other}, `SELECT id FROM runs WHERE ended_at IS NULL AND group_folder = ?`, run.Folder); err != nil {
-			return err
-		} else if found {
-			return berth.Errorf(berth.Conflict, "group %s still has the run %s", run.Folder, other)
-		}
-		if err := t.exec(`INSERT INTO runs (id, group_folder, chat_jid, kind, image, engine, nonce, started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
-			run.ID, run.Folder, run.ChatJID, run.Kind, run.Image, run.Engine, run.Nonce, formatTime(run.StartedAt)); err != nil {
+		if err := t.beginRun(run); err != nil {
 			return err
 		}
 		batch, ok, err = t.claim(run.ID, run.ChatJID, false)
@@ -56,6 +49,18 @@ func (db *DB) BeginRun(ctx context.Context, run berth.Run) (batch berth.Batch, o
 		return err
 	})
 	return batch, ok && err == nil, err
+}
+
+// beginRun records a new run, the only live one of its group.
+func (t *tx) beginRun(run berth.Run) error {
+	var other string
+	if found, err := t.get([]any{&other}, `SELECT id FROM runs WHERE ended_at IS NULL AND group_folder = ?`, run.Folder); err != nil {
+		return err
+	} else if found {
+		return berth.Errorf(berth.Conflict, "group %s still has the run %s", run.Folder, other)
+	}
+	return t.exec(`INSERT INTO runs (id, group_folder, chat_jid, kind, task_id, image, engine, nonce, started_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		run.ID, run.Folder, run.ChatJID, run.Kind, run.Task, run.Image, run.Engine, run.Nonce, formatTime(run.StartedAt))
 }
 
 // NextBatch gives a live run what its chat has pending by now; ok is false if
@@ -134,8 +139,8 @@ func (db *DB) SetContainer(ctx context.Context, runID, container string) error {
 // Commit records what a frame of a live run changed.
 func (db *DB) Commit(ctx context.Context, p berth.Progress) error {
 	return db.writer.do(ctx, func(t *tx) error {
-		var folder, engine, chat string
-		found, err := t.get([]any{&folder, &engine, &chat}, `SELECT group_folder, engine, chat_jid FROM runs WHERE id = ? AND ended_at IS NULL`, p.RunID)
+		var folder, engine, chat, task string
+		found, err := t.get([]any{&folder, &engine, &chat, &task}, `SELECT group_folder, engine, chat_jid, task_id FROM runs WHERE id = ? AND ended_at IS NULL`, p.RunID)
 		if err != nil {
 			return err
 		}
@@ -162,6 +167,11 @@ func (db *DB) Commit(ctx context.Context, p berth.Progress) error {
 		if err := t.answer(p, chat); err != nil {
 			return err
 		}
+		if task != "" {
+			if err := t.logTask(p); err != nil {
+				return err
+			}
+		}
 		if !p.TurnEnded {
 			return nil
 		}
@@ -177,7 +187,8 @@ func (t *tx) answer(p berth.Progress, chat string) error {
 		return nil
 	}
 	var to int64
-	if _, err := t.get([]any{&to}, `SELECT coalesce(max(to_seq), 0) FROM batches WHERE run_id = ? AND state IN ('consumed', 'done')`, p.RunID); err != nil {
+	_, err := t.get([]any{&to}, `SELECT coalesce(max(to_seq), 0) FROM batches WHERE run_id = ? AND state IN ('consumed', 'done')`, p.RunID)
+	if err != nil {
 		return err
 	}
 	for _, o := range p.Out {
@@ -185,6 +196,11 @@ func (t *tx) answer(p berth.Progress, chat string) error {
 		said := false
 		if len(p.Out) == 1 && to > 0 {
 			if _, err := t.get([]any{&said}, `SELECT EXISTS (SELECT 1 FROM outbox WHERE chat_jid = ? AND answers_to = ? AND text = ?)`, chat, to, o.Text); err != nil {
+				return err
+			}
+		}
+		if len(p.Out) == 1 && to == 0 {
+			if said, err = t.saidByTask(p.RunID, chat, o.Text); err != nil {
 				return err
 			}
 		}
@@ -220,8 +236,8 @@ func (t *tx) advance(chat string, to int64) error {
 func (db *DB) FinishRun(ctx context.Context, e berth.Ending) (v berth.Verdict, err error) {
 	err = db.writer.do(ctx, func(t *tx) error {
 		v = berth.Verdict{}
-		var folder, engine, chat string
-		found, err := t.get([]any{&folder, &engine, &chat}, `SELECT group_folder, engine, chat_jid FROM runs WHERE id = ? AND ended_at IS NULL`, e.RunID)
+		var folder, engine, chat, task string
+		found, err := t.get([]any{&folder, &engine, &chat, &task}, `SELECT group_folder, engine, chat_jid, task_id FROM runs WHERE id = ? AND ended_at IS NULL`, e.RunID)
 		if err != nil || !found {
 			return err
 		}
@@ -234,6 +250,9 @@ func (db *DB) FinishRun(ctx context.Context, e berth.Ending) (v berth.Verdict, e
 			if err := t.exec(`DELETE FROM sessions WHERE group_folder = ? AND engine = ?`, folder, engine); err != nil {
 				return err
 			}
+		}
+		if task != "" {
+			return t.settleTask(e, folder, chat, task, &v)
 		}
 		open, err := t.openBatches(e.RunID)
 		if err != nil {
@@ -349,7 +368,7 @@ func (db *DB) OpenBatches(ctx context.Context, runID string) (open []berth.Batch
 
 // LiveRuns returns the runs that have not ended, oldest first.
 func (db *DB) LiveRuns(ctx context.Context) ([]berth.Run, error) {
-	rows, err := db.read.QueryContext(ctx, `SELECT id, group_folder, chat_jid, kind, container_id, image, engine, nonce, last_seq, started_at
+	rows, err := db.read.QueryContext(ctx, `SELECT id, group_folder, chat_jid, kind, task_id, container_id, image, engine, nonce, last_seq, started_at
 		FROM runs WHERE ended_at IS NULL ORDER BY started_at`)
 	if err != nil {
 		return nil, explain(err)
@@ -359,7 +378,7 @@ func (db *DB) LiveRuns(ctx context.Context) ([]berth.Run, error) {
 	for rows.Next() {
 		r := berth.Run{State: berth.RunStarting}
 		var started string
-		if err := rows.Scan(&r.ID, &r.Folder, &r.ChatJID, &r.Kind, &r.Container, &r.Image, &r.Engine, &r.Nonce, &r.LastSeq, &started); err != nil {
+		if err := rows.Scan(&r.ID, &r.Folder, &r.ChatJID, &r.Kind, &r.Task, &r.Container, &r.Image, &r.Engine, &r.Nonce, &r.LastSeq, &started); err != nil {
 			return nil, explain(err)
 		}
 		r.StartedAt = parseTime(started)

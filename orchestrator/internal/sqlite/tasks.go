@@ -20,8 +20,8 @@ const maxOver = 100
 // AddTask stores t as an active task and returns it, with its first run after
 // t.CreatedAt, which is also the anchor of an interval. A t.Origin that is known
 // returns the task that it made. The error is of kind berth.Invalid for a
-// schedule that cannot be used or never runs, berth.Conflict if the id is taken
-// or the group has berth.MaxTasks.
+// schedule that cannot be used or never runs, berth.Conflict if the group has a
+// task of that id, or berth.MaxTasks.
 func (db *DB) AddTask(ctx context.Context, t berth.Task) (berth.Task, error) {
 	t.Status, t.PausedBy, t.Anchor = berth.TaskActive, "", t.CreatedAt
 	s, err := readSchedule(t)
@@ -43,8 +43,8 @@ func (db *DB) AddTask(ctx context.Context, t berth.Task) (berth.Task, error) {
 		}
 		var taken bool
 		var live int
-		if _, err := x.get([]any{&taken, &live}, `SELECT EXISTS (SELECT 1 FROM scheduled_tasks WHERE id = ?),
-			(SELECT count(*) FROM scheduled_tasks WHERE group_folder = ? AND status IN ('active', 'paused'))`, t.ID, t.Folder); err != nil {
+		if _, err := x.get([]any{&taken, &live}, `SELECT EXISTS (SELECT 1 FROM scheduled_tasks WHERE group_folder = ?1 AND id = ?2),
+			(SELECT count(*) FROM scheduled_tasks WHERE group_folder = ?1 AND status IN ('active', 'paused'))`, t.Folder, t.ID); err != nil {
 			return err
 		}
 		if taken {
@@ -70,9 +70,9 @@ func (db *DB) AddTask(ctx context.Context, t berth.Task) (berth.Task, error) {
 // zone gives it a new next run after now, the anchor of an interval, and makes a
 // completed task active again; with none of them its next run stays. Errors are
 // those of AddTask, and berth.NotFound.
-func (db *DB) UpdateTask(ctx context.Context, id string, c berth.TaskChange, now time.Time) (t berth.Task, err error) {
+func (db *DB) UpdateTask(ctx context.Context, folder, id string, c berth.TaskChange, now time.Time) (t berth.Task, err error) {
 	err = db.writer.do(ctx, func(x *tx) error {
-		if t, err = x.liveTask(id); err != nil {
+		if t, err = x.liveTask(folder, id); err != nil {
 			return err
 		}
 		for field, value := range map[*string]*string{
@@ -90,6 +90,9 @@ func (db *DB) UpdateTask(ctx context.Context, id string, c berth.TaskChange, now
 			if err := x.plan(&t, now); err != nil {
 				return err
 			}
+			if err := x.exec(`UPDATE scheduled_tasks SET attempts = 0 WHERE group_folder = ? AND id = ?`, folder, id); err != nil {
+				return err
+			}
 		}
 		return x.saveTask(t)
 	})
@@ -99,8 +102,8 @@ func (db *DB) UpdateTask(ctx context.Context, id string, c berth.TaskChange, now
 // PauseTask keeps a task from running, and notes for a person who or what wanted
 // that. Pausing it again is harmless. It fails with berth.Conflict if the task is
 // completed, and berth.NotFound.
-func (db *DB) PauseTask(ctx context.Context, id, by string) (berth.Task, error) {
-	return db.changeTask(ctx, id, func(x *tx, t *berth.Task) error {
+func (db *DB) PauseTask(ctx context.Context, folder, id, by string) (berth.Task, error) {
+	return db.changeTask(ctx, folder, id, func(x *tx, t *berth.Task) error {
 		switch t.Status {
 		case berth.TaskCompleted:
 			return errCompleted(id)
@@ -115,8 +118,8 @@ func (db *DB) PauseTask(ctx context.Context, id, by string) (berth.Task, error) 
 // it was paused is not made up for. Resuming an active task is harmless. It fails
 // with berth.Conflict if the task is completed, berth.Invalid if its time is
 // past, and berth.NotFound.
-func (db *DB) ResumeTask(ctx context.Context, id string, now time.Time) (berth.Task, error) {
-	return db.changeTask(ctx, id, func(x *tx, t *berth.Task) error {
+func (db *DB) ResumeTask(ctx context.Context, folder, id string, now time.Time) (berth.Task, error) {
+	return db.changeTask(ctx, folder, id, func(x *tx, t *berth.Task) error {
 		switch t.Status {
 		case berth.TaskCompleted:
 			return errCompleted(id)
@@ -130,8 +133,8 @@ func (db *DB) ResumeTask(ctx context.Context, id string, now time.Time) (berth.T
 
 // CancelTask ends a task for good; no list has it any more. It fails with
 // berth.NotFound.
-func (db *DB) CancelTask(ctx context.Context, id string) (berth.Task, error) {
-	return db.changeTask(ctx, id, func(x *tx, t *berth.Task) error {
+func (db *DB) CancelTask(ctx context.Context, folder, id string) (berth.Task, error) {
+	return db.changeTask(ctx, folder, id, func(x *tx, t *berth.Task) error {
 		t.Status, t.NextRun = taskCancelled, time.Time{}
 		return nil
 	})
@@ -141,9 +144,9 @@ func errCompleted(id string) error {
 	return berth.Errorf(berth.Conflict, "task %s is completed: give it a new schedule, or make a new task", id)
 }
 
-func (db *DB) changeTask(ctx context.Context, id string, change func(*tx, *berth.Task) error) (t berth.Task, err error) {
+func (db *DB) changeTask(ctx context.Context, folder, id string, change func(*tx, *berth.Task) error) (t berth.Task, err error) {
 	err = db.writer.do(ctx, func(x *tx) error {
-		if t, err = x.liveTask(id); err != nil {
+		if t, err = x.liveTask(folder, id); err != nil {
 			return err
 		}
 		if err := change(x, &t); err != nil {
@@ -177,15 +180,16 @@ func readSchedule(t berth.Task) (schedule.Schedule, error) {
 
 func (x *tx) saveTask(t berth.Task) error {
 	return x.exec(`UPDATE scheduled_tasks SET prompt = ?, schedule_type = ?, schedule_value = ?, time_zone = ?, anchor = ?,
-			context_mode = ?, script = ?, catch_up = ?, status = ?, paused_by = ?, next_run = ? WHERE id = ?`,
-		t.Prompt, t.Kind, t.Value, t.Zone, formatTime(t.Anchor), t.Context, t.Script, t.CatchUp, t.Status, t.PausedBy, optionalTime(t.NextRun), t.ID)
+			context_mode = ?, script = ?, catch_up = ?, status = ?, paused_by = ?, next_run = ? WHERE group_folder = ? AND id = ?`,
+		t.Prompt, t.Kind, t.Value, t.Zone, formatTime(t.Anchor), t.Context, t.Script, t.CatchUp, t.Status, t.PausedBy, optionalTime(t.NextRun), t.Folder, t.ID)
 }
 
 // forgetOver removes tasks of a group that will not run again, but for the
-// newest.
+// newest and one that runs now.
 func (x *tx) forgetOver(folder string) error {
 	return x.exec(`DELETE FROM scheduled_tasks WHERE rowid IN (SELECT rowid FROM scheduled_tasks
-		WHERE group_folder = ? AND status IN ('cancelled', 'completed') ORDER BY created_at DESC, rowid DESC LIMIT -1 OFFSET ?)`, folder, maxOver)
+			WHERE group_folder = ?1 AND status IN ('cancelled', 'completed') ORDER BY created_at DESC, rowid DESC LIMIT -1 OFFSET ?2)
+		AND id NOT IN (SELECT task_id FROM runs WHERE ended_at IS NULL AND group_folder = ?1)`, folder, maxOver)
 }
 
 const taskColumns = `id, group_folder, chat_jid, schedule_type, schedule_value, time_zone, anchor, context_mode, catch_up, status, paused_by,
@@ -201,15 +205,15 @@ func setTimes(t *berth.Task, times [4]string) {
 }
 
 // task returns the one task for which where holds.
-func (x *tx) task(where, arg string) (t berth.Task, found bool, err error) {
+func (x *tx) task(where string, args ...any) (t berth.Task, found bool, err error) {
 	var times [4]string
-	found, err = x.get(taskFields(&t, &times), `SELECT `+taskColumns+`, prompt, script FROM scheduled_tasks WHERE `+where, arg)
+	found, err = x.get(taskFields(&t, &times), `SELECT `+taskColumns+`, prompt, script FROM scheduled_tasks WHERE `+where, args...)
 	setTimes(&t, times)
 	return t, found, err
 }
 
-func (x *tx) liveTask(id string) (berth.Task, error) {
-	t, found, err := x.task(`id = ? AND status <> 'cancelled'`, id)
+func (x *tx) liveTask(folder, id string) (berth.Task, error) {
+	t, found, err := x.task(`group_folder = ? AND id = ? AND status <> 'cancelled'`, folder, id)
 	if err == nil && !found {
 		err = noTask(id)
 	}
@@ -220,11 +224,12 @@ func noTask(id string) error {
 	return berth.Errorf(berth.NotFound, "there is no task %.80q", id)
 }
 
-// Task returns a task. It fails with berth.NotFound if there is none, also if it
-// was cancelled.
-func (db *DB) Task(ctx context.Context, id string) (t berth.Task, err error) {
+// Task returns a task of a group. It fails with berth.NotFound if there is none,
+// also if it was cancelled.
+func (db *DB) Task(ctx context.Context, folder, id string) (t berth.Task, err error) {
 	var times [4]string
-	err = db.read.QueryRowContext(ctx, `SELECT `+taskColumns+`, prompt, script FROM scheduled_tasks WHERE id = ? AND status <> 'cancelled'`, id).
+	err = db.read.QueryRowContext(ctx, `SELECT `+taskColumns+`, prompt, script FROM scheduled_tasks
+		WHERE group_folder = ? AND id = ? AND status <> 'cancelled'`, folder, id).
 		Scan(taskFields(&t, &times)...)
 	if errors.Is(err, sql.ErrNoRows) {
 		return t, noTask(id)
@@ -237,12 +242,21 @@ func (db *DB) Task(ctx context.Context, id string) (t berth.Task, err error) {
 // the active ones, by their next run. Of prompts and scripts it returns the first
 // berth.TaskPreview characters, and of many tasks the first berth.MaxTasksList.
 func (db *DB) Tasks(ctx context.Context, folder string) ([]berth.Task, error) {
-	where, args := `status <> 'cancelled'`, []any{berth.TaskPreview, berth.MaxTasksList}
-	if folder != "" {
-		where, args = `group_folder = ?3 AND status <> 'cancelled'`, append(args, folder)
+	if folder == "" {
+		return db.listTasks(ctx, `TRUE`)
 	}
+	return db.listTasks(ctx, `group_folder = ?3`, folder)
+}
+
+// TasksNamed returns the tasks of any group that have an id, as Tasks does.
+func (db *DB) TasksNamed(ctx context.Context, id string) ([]berth.Task, error) {
+	return db.listTasks(ctx, `id = ?3`, id)
+}
+
+func (db *DB) listTasks(ctx context.Context, where string, args ...any) ([]berth.Task, error) {
 	rows, err := db.read.QueryContext(ctx, `SELECT `+taskColumns+`, substr(prompt, 1, ?1), substr(script, 1, ?1) FROM scheduled_tasks
-		WHERE `+where+` ORDER BY next_run IS NULL, next_run, created_at, id LIMIT ?2`, args...)
+		WHERE `+where+` AND status <> 'cancelled' ORDER BY next_run IS NULL, next_run, created_at, group_folder, id LIMIT ?2`,
+		append([]any{berth.TaskPreview, berth.MaxTasksList}, args...)...)
 	if err != nil {
 		return nil, explain(err)
 	}

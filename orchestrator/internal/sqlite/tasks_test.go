@@ -46,7 +46,7 @@ func TestTaskRoundTrip(t *testing.T) {
 	if d := cmp.Diff(want, got, equal); d != "" {
 		t.Error(d)
 	}
-	stored, err := db.Task(t.Context(), "t1")
+	stored, err := db.Task(t.Context(), "family", "t1")
 	if d := cmp.Diff(want, must(t, stored, err), equal); d != "" {
 		t.Error(d)
 	}
@@ -71,7 +71,7 @@ func TestTaskIsMadeOnce(t *testing.T) {
 	if again := add(t, db, in); again.ID != first.ID {
 		t.Errorf("got %s", again.ID)
 	}
-	_, err := db.CancelTask(t.Context(), "t1")
+	_, err := db.CancelTask(t.Context(), "family", "t1")
 	check(t, err)
 	if again := add(t, db, in); again.ID != first.ID || again.Status != taskCancelled {
 		t.Errorf("got %+v", again)
@@ -112,35 +112,35 @@ func TestW28UpdateComputesTheNextRun(t *testing.T) {
 	add(t, db, aTask("t1"))
 	now := monday.Add(time.Hour)
 	kind, value, prompt := berth.ScheduleOnce, "2026-03-05T10:00:00", "other"
-	got, err := db.UpdateTask(t.Context(), "t1", berth.TaskChange{Kind: &kind, Value: &value}, now)
+	got, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value}, now)
 	if want := time.Date(2026, 3, 5, 9, 0, 0, 0, time.UTC); !must(t, got, err).NextRun.Equal(want) {
 		t.Errorf("got %v", got.NextRun)
 	}
 	value = "2026-03-06T10:00:00"
-	got, err = db.UpdateTask(t.Context(), "t1", berth.TaskChange{Value: &value}, now)
+	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &value}, now)
 	if want := time.Date(2026, 3, 6, 9, 0, 0, 0, time.UTC); !must(t, got, err).NextRun.Equal(want) {
 		t.Errorf("got %v", got.NextRun)
 	}
 	// A run that is due is not lost to a change of words.
-	got, err = db.UpdateTask(t.Context(), "t1", berth.TaskChange{Prompt: &prompt}, now.AddDate(0, 1, 0))
+	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Prompt: &prompt}, now.AddDate(0, 1, 0))
 	if want := time.Date(2026, 3, 6, 9, 0, 0, 0, time.UTC); !must(t, got, err).NextRun.Equal(want) || got.Prompt != "other" {
 		t.Errorf("got %+v", got)
 	}
 	// The grid of an interval begins anew.
 	kind, value = berth.ScheduleInterval, "7200000"
-	got, err = db.UpdateTask(t.Context(), "t1", berth.TaskChange{Kind: &kind, Value: &value}, now)
+	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value}, now)
 	if !must(t, got, err).NextRun.Equal(now.Add(2*time.Hour)) || !got.Anchor.Equal(now) {
 		t.Errorf("got %+v", got)
 	}
 	// IA-38: a change that cannot be changes nothing.
 	kind, value = berth.ScheduleCron, "not a cron"
-	_, err = db.UpdateTask(t.Context(), "t1", berth.TaskChange{Kind: &kind, Value: &value, Prompt: &value}, now)
+	_, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value, Prompt: &value}, now)
 	wantKind(t, err, berth.Invalid)
-	after, err := db.Task(t.Context(), "t1")
+	after, err := db.Task(t.Context(), "family", "t1")
 	if must(t, after, err).Kind != berth.ScheduleInterval || after.Prompt != "other" {
 		t.Errorf("got %+v", after)
 	}
-	_, err = db.UpdateTask(t.Context(), "t9", berth.TaskChange{}, now)
+	_, err = db.UpdateTask(t.Context(), "family", "t9", berth.TaskChange{}, now)
 	wantKind(t, err, berth.NotFound)
 }
 
@@ -150,28 +150,28 @@ func TestPauseAndResume(t *testing.T) {
 	in := aTask("t1")
 	in.Kind, in.Value = berth.ScheduleInterval, "3600000"
 	add(t, db, in)
-	got, err := db.PauseTask(t.Context(), "t1", "main")
+	got, err := db.PauseTask(t.Context(), "family", "t1", "main")
 	if must(t, got, err).Status != berth.TaskPaused || !got.NextRun.IsZero() || got.PausedBy != "main" {
 		t.Errorf("got %+v", got)
 	}
-	got, err = db.PauseTask(t.Context(), "t1", "family")
+	got, err = db.PauseTask(t.Context(), "family", "t1", "family")
 	if must(t, got, err).PausedBy != "main" {
 		t.Errorf("a second pause: %+v", got)
 	}
 	// A schedule given to a paused task is checked, and leaves it paused.
 	bad, good := "1", "7200000"
-	_, err = db.UpdateTask(t.Context(), "t1", berth.TaskChange{Value: &bad}, monday)
+	_, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &bad}, monday)
 	wantKind(t, err, berth.Invalid)
-	got, err = db.UpdateTask(t.Context(), "t1", berth.TaskChange{Value: &good}, monday)
+	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &good}, monday)
 	if must(t, got, err).Status != berth.TaskPaused || !got.NextRun.IsZero() {
 		t.Errorf("got %+v", got)
 	}
 	now := monday.Add(7*time.Hour + time.Minute)
-	got, err = db.ResumeTask(t.Context(), "t1", now)
+	got, err = db.ResumeTask(t.Context(), "family", "t1", now)
 	if must(t, got, err).Status != berth.TaskActive || !got.NextRun.Equal(monday.Add(8*time.Hour)) || got.PausedBy != "" {
 		t.Errorf("got %+v", got)
 	}
-	got, err = db.ResumeTask(t.Context(), "t1", now.Add(24*time.Hour))
+	got, err = db.ResumeTask(t.Context(), "family", "t1", now.Add(24*time.Hour))
 	if !must(t, got, err).NextRun.Equal(monday.Add(8 * time.Hour)) {
 		t.Errorf("resuming an active task moved it: %+v", got)
 	}
@@ -179,11 +179,11 @@ func TestPauseAndResume(t *testing.T) {
 	once := aTask("t2")
 	once.Kind, once.Value = berth.ScheduleOnce, "2026-03-02T14:00:00"
 	add(t, db, once)
-	_, err = db.PauseTask(t.Context(), "t2", "")
+	_, err = db.PauseTask(t.Context(), "family", "t2", "")
 	check(t, err)
-	_, err = db.ResumeTask(t.Context(), "t2", now)
+	_, err = db.ResumeTask(t.Context(), "family", "t2", now)
 	wantKind(t, err, berth.Invalid)
-	after, err := db.Task(t.Context(), "t2")
+	after, err := db.Task(t.Context(), "family", "t2")
 	if must(t, after, err).Status != berth.TaskPaused {
 		t.Errorf("got %+v", after)
 	}
@@ -198,12 +198,12 @@ func TestCompletedTask(t *testing.T) {
 	check(t, db.writer.do(t.Context(), func(x *tx) error {
 		return x.exec(`UPDATE scheduled_tasks SET status = 'completed', next_run = NULL`)
 	}))
-	_, err := db.ResumeTask(t.Context(), "t1", monday)
+	_, err := db.ResumeTask(t.Context(), "family", "t1", monday)
 	wantKind(t, err, berth.Conflict)
-	_, err = db.PauseTask(t.Context(), "t1", "")
+	_, err = db.PauseTask(t.Context(), "family", "t1", "")
 	wantKind(t, err, berth.Conflict)
 	value := "2026-03-03T14:00:00"
-	got, err := db.UpdateTask(t.Context(), "t1", berth.TaskChange{Value: &value}, monday)
+	got, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &value}, monday)
 	if must(t, got, err).Status != berth.TaskActive || got.NextRun.IsZero() {
 		t.Errorf("got %+v", got)
 	}
@@ -213,18 +213,18 @@ func TestCompletedTask(t *testing.T) {
 func TestCancelledTask(t *testing.T) {
 	db := open(t)
 	add(t, db, aTask("t1"))
-	got, err := db.CancelTask(t.Context(), "t1")
+	got, err := db.CancelTask(t.Context(), "family", "t1")
 	if must(t, got, err).ID != "t1" {
 		t.Errorf("got %+v", got)
 	}
 	check(t, db.writer.do(t.Context(), func(x *tx) error {
-		return x.exec(`INSERT INTO task_run_logs (task_id, run_at, duration_ms, status) VALUES ('t1', '', 1, 'success')`)
+		return x.exec(`INSERT INTO task_run_logs (group_folder, task_id, run_at, duration_ms, status) VALUES ('family', 't1', '', 1, 'success')`)
 	}))
-	_, err = db.Task(t.Context(), "t1")
+	_, err = db.Task(t.Context(), "family", "t1")
 	wantKind(t, err, berth.NotFound)
-	_, err = db.CancelTask(t.Context(), "t1")
+	_, err = db.CancelTask(t.Context(), "family", "t1")
 	wantKind(t, err, berth.NotFound)
-	_, err = db.ResumeTask(t.Context(), "t1", monday)
+	_, err = db.ResumeTask(t.Context(), "family", "t1", monday)
 	wantKind(t, err, berth.NotFound)
 	list, err := db.Tasks(t.Context(), "")
 	if len(must(t, list, err)) != 0 {
@@ -263,7 +263,7 @@ func TestTasksAreBounded(t *testing.T) {
 	if len(must(t, list, err)) != berth.MaxTasks || list[0].ID != "the last" || list[1].Prompt != strings.Repeat("é", berth.TaskPreview) {
 		t.Errorf("%d, the first is %s, the second has %d bytes", len(list), list[0].ID, len(list[1].Prompt))
 	}
-	_, err = db.CancelTask(t.Context(), "live-0")
+	_, err = db.CancelTask(t.Context(), "family", "live-0")
 	check(t, err)
 	add(t, db, aTask("one more"))
 }

@@ -57,9 +57,10 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 		c.log.Info("run adopted", zap.String("container", c.box.ID()))
 		l.resync()
 	} else {
-		c.log.Info("run started", zap.String("container", c.box.ID()), zap.Int("messages", len(c.batches[0].Messages)))
+		c.log.Info("run started", zap.String("container", c.box.ID()))
 		c.show(berth.RunBusy)
 	}
+	l.beginTask()
 	closing := c.slot.Closing()
 	for {
 		l.watch()
@@ -92,8 +93,13 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 			default:
 				l.stopIfStuck()
 			}
+		case <-l.result.C:
+			c.slot.Done()
+		case <-l.limit.C:
+			l.fail(&failure{text: fmt.Sprintf("the task took longer than %v: timed out", l.taskTimeout())})
+			l.stop()
 		case <-typing.C:
-			c.Typing(c.group.JID, c.run.State == berth.RunBusy)
+			c.tellTyping(c.run.State == berth.RunBusy)
 		case <-ctx.Done():
 			c.log.Info("run left to the next daemon", zap.String("state", string(c.run.State)))
 			return queue.Result{}
@@ -145,7 +151,10 @@ func (c *carrier) read(ctx context.Context, exited <-chan struct{}, out chan<- e
 			return false
 		}
 	}
-	stream := protocol.Stream{Nonce: c.run.Nonce, Log: c.runLog}
+	stream := protocol.Stream{Marker: c.box.Marker(), Nonce: c.run.Nonce, Log: c.runLog}
+	if stream.Marker != protocol.DefaultMarker {
+		stream.Nonce = ""
+	}
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		errStream.Go(func() { io.Copy(io.MultiWriter(c.runLog, &c.stderr), c.box.Stderr()) })
 		for f, err := range stream.Frames(c.box.Stdout()) {
@@ -188,16 +197,21 @@ type loop struct {
 	given      time.Time // when the runner was last given a batch
 	closeAgain *time.Ticker
 	escalate   *time.Timer
-	syncing    bool // a sync is under way; what it does not acknowledge is sent again
+	result     *time.Timer // runs from the first result of a task
+	limit      *time.Timer // of a task's run
+	syncing    bool        // a sync is under way; what it does not acknowledge is sent again
 }
 
 func newLoop(ctx context.Context, c *carrier, wg *sync.WaitGroup) *loop {
 	now := time.Now()
 	l := &loop{
 		carrier: c, ctx: ctx, wg: wg, signs: signs{started: now, open: now, ceiling: c.timeout()}, given: now,
-		look: time.NewTimer(c.timeout()), closeAgain: time.NewTicker(protocol.CloseReassert), escalate: time.NewTimer(closeGrace),
+		look: time.NewTimer(c.timeout()), closeAgain: time.NewTicker(protocol.CloseReassert),
 	}
-	l.escalate.Stop()
+	for _, timer := range []**time.Timer{&l.escalate, &l.result, &l.limit} {
+		*timer = time.NewTimer(time.Hour)
+		(*timer).Stop()
+	}
 	return l
 }
 
@@ -205,6 +219,8 @@ func (l *loop) end() {
 	l.look.Stop()
 	l.closeAgain.Stop()
 	l.escalate.Stop()
+	l.result.Stop()
+	l.limit.Stop()
 }
 
 // persist is carrier.persist for the life of the loop.
@@ -326,7 +342,7 @@ func (l *loop) turnEnded(p berth.Progress) bool {
 
 // rest makes the run idle, if nothing that it was given is still on its way.
 func (l *loop) rest() {
-	if len(l.batches) > 0 || l.failure != nil {
+	if len(l.batches) > 0 || l.failure != nil || !l.taskRests() {
 		return
 	}
 	l.show(berth.RunIdle)
@@ -335,9 +351,17 @@ func (l *loop) rest() {
 
 // output commits a result or an error.
 func (l *loop) output(f protocol.Frame) {
-	p := berth.Progress{RunID: l.run.ID, Seq: f.Seq, Session: f.NewSessionID, Acked: l.implied()}
+	p := berth.Progress{RunID: l.run.ID, Seq: f.Seq, Session: f.NewSessionID, Acked: l.implied(), Summary: f.Note}
+	if l.ownSession() {
+		p.Session = ""
+	}
+	if f.Usage != nil {
+		p.InputTokens, p.OutputTokens = f.Usage.InputTokens, f.Usage.OutputTokens
+	}
 	if f.Result != nil {
-		for i, text := range Split(Visible(string(*f.Result))) {
+		visible := Visible(string(*f.Result))
+		p.Summary = visible
+		for i, text := range Split(visible) {
 			p.Out = append(p.Out, berth.Outgoing{
 				Key:  "run/" + l.run.ID + "/" + strconv.FormatInt(f.Seq, 10) + "/" + strconv.Itoa(i),
 				Kind: berth.OutAnswer, Text: text, MessageID: berth.NewID(10), CreatedAt: time.Now(),
@@ -360,6 +384,9 @@ func (l *loop) output(f protocol.Frame) {
 	}
 	crash.At(crash.Committed)
 	l.drop(f.Seq)
+	if f.Status == protocol.StatusSuccess {
+		l.taskSpoke()
+	}
 	if f.Status == protocol.StatusError {
 		l.fail(&failure{text: f.Error, class: f.ErrorClass, retryAfter: time.Duration(f.RetryAfterMS) * time.Millisecond})
 		l.close()
@@ -470,9 +497,13 @@ func (l *loop) followUp() {
 }
 
 func (l *loop) deliver(b berth.Batch) bool {
-	data, err := protocol.Marshal(protocol.Message{
-		Type: protocol.TypeMessage, ID: b.AckID, Text: prompt(l.group, b, l.Assistant, time.Now().In(l.Location)),
-	})
+	text := prompt(l.group, b, l.Assistant, time.Now().In(l.Location))
+	// What the agent was told at its start it knows. An error only means that it
+	// is told later.
+	if now, err := l.Store.MemoryPrompt(l.ctx, l.group.Folder); err == nil && now != l.memory {
+		l.memory, text = now, now+"\n"+text
+	}
+	data, err := protocol.Marshal(protocol.Message{Type: protocol.TypeMessage, ID: b.AckID, Text: text})
 	if err == nil {
 		err = l.files.WriteInput(b.ID, data)
 		crash.At(crash.Input)

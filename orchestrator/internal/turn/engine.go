@@ -32,6 +32,10 @@ type Engine interface {
 type Box interface {
 	ID() string
 
+	// Marker is what stands around the frames of the image's runner. Another one
+	// than protocol.DefaultMarker is that of an older runner, which knows no nonce.
+	Marker() string
+
 	// Stdout and Stderr are what the container prints from the moment of
 	// Start or Attach on. Both must be read; they end when the container
 	// exits, or when the connection to the engine breaks.
@@ -76,7 +80,7 @@ type Spec struct {
 	Folder  string
 	Kind    string // berth.KindChat or berth.KindTask
 	Image   string
-	Runner  string        // host path of the runner to mount into an image that has none; empty for our own images
+	Runner  string        // host path of the runner to mount into an image that has none
 	Mounts  []berth.Mount // parents before children
 	UID     int
 	GID     int

@@ -18,8 +18,7 @@ const stampLayout = "2006-01-02T15:04:05.000Z"
 // prompt renders a batch for an agent: where it is, then what was said.
 func prompt(g berth.Group, b berth.Batch, assistant string, now time.Time) string {
 	var out strings.Builder
-	fmt.Fprintf(&out, `<context timezone="%s" time="%s" chat="%s" group="%s" main="%t" assistant="%s"`,
-		escaper.Replace(now.Location().String()), now.Format(time.RFC3339), escaper.Replace(g.JID), g.Folder, g.IsMain(), escaper.Replace(assistant))
+	where(&out, g, assistant, now)
 	if b.Omitted > 0 {
 		out.WriteString(` omitted="` + strconv.Itoa(b.Omitted) + ` older messages omitted"`)
 	}
@@ -34,6 +33,21 @@ func prompt(g berth.Group, b berth.Batch, assistant string, now time.Time) strin
 			escaper.Replace(m.SenderName), m.Time.UTC().Format(stampLayout), escaper.Replace(m.Text))
 	}
 	out.WriteString("</messages>")
+	return strings.ToValidUTF8(out.String(), "\uFFFD")
+}
+
+// where begins the context block: where the agent is, and when.
+func where(out *strings.Builder, g berth.Group, assistant string, now time.Time) {
+	fmt.Fprintf(out, `<context timezone="%s" time="%s" chat="%s" group="%s" main="%t" assistant="%s"`,
+		escaper.Replace(now.Location().String()), now.Format(time.RFC3339), escaper.Replace(g.JID), g.Folder, g.IsMain(), escaper.Replace(assistant))
+}
+
+// taskPrompt renders a task for an agent: where it is, then the words of who made
+// the task, which may do no more than the group itself.
+func taskPrompt(g berth.Group, t berth.Task, assistant string, now time.Time) string {
+	var out strings.Builder
+	where(&out, g, assistant, now)
+	fmt.Fprintf(&out, " task=\"%s\" />\n%s", escaper.Replace(t.ID), t.Prompt)
 	return strings.ToValidUTF8(out.String(), "\uFFFD")
 }
 

@@ -255,7 +255,7 @@ func TestAdoptedRunIsNotHeldToOldClaims(t *testing.T) {
 		b.w = next
 		live, err := next.db.LiveRuns(t.Context())
 		check(t, err)
-		next.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
+		next.queue.Adopt("family", "", func(ctx context.Context, s *queue.Slot) queue.Result {
 			return next.runner.Adopt(ctx, s, family, live[0], b.ID(), func() {})
 		})
 		time.Sleep(30 * time.Minute)

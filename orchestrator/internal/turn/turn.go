@@ -25,18 +25,24 @@ import (
 // disk when it returns.
 type Store interface {
 	BeginRun(context.Context, berth.Run) (berth.Batch, bool, error)
+	BeginTask(context.Context, berth.Run) (berth.Task, bool, error)
+	TaskOf(ctx context.Context, runID string) (t berth.Task, spoke bool, err error)
 	NextBatch(ctx context.Context, runID, chatJID string) (berth.Batch, bool, error)
 	SetContainer(ctx context.Context, runID, container string) error
 	Commit(context.Context, berth.Progress) error
 	FinishRun(context.Context, berth.Ending) (berth.Verdict, error)
 	OpenBatches(ctx context.Context, runID string) ([]berth.Batch, error)
+	MemoryPrompt(ctx context.Context, folder string) (string, error) // what a group's agent is to know
 	Session(ctx context.Context, folder, engine string) (string, error)
 }
 
 // Requests takes what containers drop as files. Open starts to watch the folders
-// of a group; files has to stay open until the Inbox is closed.
+// of a group; files has to stay open until the Inbox is closed. Refresh has what
+// running groups may read written anew, of those named and of main; it must not
+// block.
 type Requests interface {
 	Open(ctx context.Context, g berth.Group, files *workspace.Group) (Inbox, error)
+	Refresh(folders ...string)
 }
 
 // Inbox is the watched folders of one group. Drain returns when all that lay
@@ -67,14 +73,18 @@ type Door interface {
 
 // Config is what all runs share.
 type Config struct {
-	Assistant   string
-	Image       func() (ref string, ready bool) // the default image
-	Runner      string                          // host path of agent-runner, for images without one
-	EngineName  string
+	Assistant  string
+	Image      func() (ref string, ready bool) // the default image
+	Runner     string                          // host path of agent-runner, for images without a runner
+	EngineName string
+	// Options returns what the engine of a group is told: its model, its times.
+	Options     func(berth.Group) map[string]string
+	Secrets     map[string]string // for images whose runner wants them on stdin; usually none
 	Location    *time.Location
 	MaxOutput   int64         // bytes of log a run
 	Timeout     time.Duration // without a sign of life
 	IdleTimeout time.Duration
+	TaskTimeout time.Duration // for all of a task's run; 0: DefaultTaskTimeout
 	Memory      int64
 	CPUs        float64
 	Pids        int64
@@ -157,24 +167,28 @@ const (
 // second, and so on.
 var backoff = []time.Duration{5 * time.Second, 10 * time.Second, 20 * time.Second, 40 * time.Second, 80 * time.Second}
 
-// Run starts a container for what g's chat has pending and carries it until it
-// is gone, or until ctx ends: then the container is left running, for the next
-// daemon to adopt.
+// Run starts a container for the slot's task, or else for what g's chat has
+// pending, and carries it until it is gone, or until ctx ends: then the container
+// is left running, for the next daemon to adopt. It starts none if there is
+// nothing to do; a RetryAt in the result of a task says when to try again.
 func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) (result queue.Result) {
 	defer r.guard(g, &result)
 	now := time.Now()
 	run := berth.Run{
-		ID: berth.NewID(6), Folder: g.Folder, ChatJID: g.JID, Kind: berth.KindChat, State: berth.RunStarting,
+		ID: berth.NewID(6), Folder: g.Folder, ChatJID: g.JID, Kind: berth.KindChat, Task: slot.Task(), State: berth.RunStarting,
 		Image: g.Container.Image, Engine: g.Container.Engine, Nonce: berth.NewID(16), StartedAt: now,
 	}
 	if run.Engine == "" {
 		run.Engine = r.EngineName
 	}
-	log := r.Log.With(zap.String("group", g.Folder), zap.String("run", run.ID))
+	if run.Task != "" {
+		run.Kind = berth.KindTask
+	}
+	log := r.logger(run)
 	if run.Image == "" {
 		ref, ready := r.Image()
 		if !ready {
-			return queue.Result{Again: true, RetryAt: now.Add(engineRetry)}
+			return queue.Result{Again: run.Task == "", RetryAt: now.Add(engineRetry)}
 		}
 		run.Image = ref
 	}
@@ -183,23 +197,43 @@ func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) (resu
 	// Before the claim: a request that an earlier run left must not pass for an
 	// answer of this one.
 	unopened := c.open(ctx)
-	batch, ok, err := r.Store.BeginRun(ctx, run)
+	ok, err := c.claim(ctx)
 	if err != nil {
 		log.Error("begin run", zap.Error(err))
-		return queue.Result{Again: true, RetryAt: now.Add(backoff[0])}
+		return queue.Result{Again: run.Task == "", RetryAt: now.Add(backoff[0])}
 	}
 	if !ok {
 		return queue.Result{}
 	}
 	crash.At(crash.Claimed)
-	c.batches = []berth.Batch{batch}
 	if unopened != nil {
 		return c.finish(ctx, Exit{Code: -1}, unopened)
 	}
-	if err := c.start(ctx, batch); err != nil {
+	if err := c.start(ctx); err != nil {
 		return c.finish(ctx, Exit{Code: -1}, err)
 	}
 	return c.carry(ctx)
+}
+
+// claim records the run with what it is to do; ok is false if that is nothing.
+func (c *carrier) claim(ctx context.Context) (ok bool, err error) {
+	if c.run.Task != "" {
+		if c.task, ok, err = c.Store.BeginTask(ctx, c.run); ok {
+			c.Requests.Refresh(c.group.Folder)
+		}
+		return ok, err
+	}
+	b, ok, err := c.Store.BeginRun(ctx, c.run)
+	c.batches = []berth.Batch{b}
+	return ok, err
+}
+
+func (r *Runner) logger(run berth.Run) *zap.Logger {
+	log := r.Log.With(zap.String("group", run.Folder), zap.String("run", run.ID))
+	if run.Task != "" {
+		log = log.With(zap.String("task", run.Task))
+	}
+	return log
 }
 
 // Adopt carries a run that an earlier daemon started. If its container does not
@@ -208,12 +242,15 @@ func (r *Runner) Run(ctx context.Context, slot *queue.Slot, g berth.Group) (resu
 // way.
 func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run berth.Run, container string, taken func()) (result queue.Result) {
 	defer r.guard(g, &result)
-	c := &carrier{Runner: r, slot: slot, group: g, run: run, adopted: true, log: r.Log.With(zap.String("group", g.Folder), zap.String("run", run.ID))}
+	c := &carrier{Runner: r, slot: slot, group: g, run: run, adopted: true, log: r.logger(run)}
 	defer c.release()
 	later := queue.Result{Again: true, RetryAt: time.Now().Add(engineRetry)}
 	var err error
-	if c.batches, err = r.Store.OpenBatches(ctx, run.ID); err != nil {
-		c.log.Error("adopt: read the batches", zap.Error(err))
+	if c.batches, err = r.Store.OpenBatches(ctx, run.ID); err == nil && run.Task != "" {
+		c.task, c.spoke, err = r.Store.TaskOf(ctx, run.ID)
+	}
+	if err != nil {
+		c.log.Error("adopt: read what it is to do", zap.Error(err))
 		return later
 	}
 	if err = c.open(ctx); err == nil {
@@ -270,7 +307,10 @@ type carrier struct {
 	adopted bool
 
 	ready   bool          // the runner speaks our protocol, not an older one
+	task    berth.Task    // that the run is for, if any
+	spoke   bool          // the task has a result
 	batches []berth.Batch // given to the run, turn not ended
+	memory  string        // what the agent was last told to remember
 	failure *failure
 	absent  bool // the container engine could not be reached
 	stderr  tail
@@ -326,8 +366,8 @@ func (c *carrier) release() {
 	c.mu.Unlock()
 }
 
-// start makes the container and hands it the first batch.
-func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
+// start makes the container and hands it the first batch, or the task.
+func (c *carrier) start(ctx context.Context) error {
 	if err := c.files.BeginRun(); err != nil {
 		return err
 	}
@@ -349,24 +389,15 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 		mounts = append(mounts, v.Mount)
 		started = func(pid int) error { return mount.Verify(pid, verdicts) }
 	}
-	session, err := c.Store.Session(ctx, c.group.Folder, c.run.Engine)
+	input, err := c.input(ctx)
 	if err != nil {
 		return err
 	}
-	ids := make([]string, len(batch.Messages))
-	for i, m := range batch.Messages {
-		ids[i] = m.ID
-	}
-	stdin, err := protocol.Marshal(protocol.Input{
-		Prompt: prompt(c.group, batch, c.Assistant, time.Now().In(c.Location)), SessionID: session,
-		GroupFolder: c.group.Folder, ChatJID: c.group.JID, IsMain: c.group.IsMain(), AssistantName: c.Assistant,
-		Protocol: protocol.Version, RunID: c.run.ID, Nonce: c.run.Nonce, Batch: ids,
-		Engine: c.run.Engine, Timezone: c.Location.String(), Gateway: c.door.Socket(),
-	})
+	stdin, err := protocol.Marshal(input)
 	if err != nil {
 		return fmt.Errorf("encode the prompt: %w", err)
 	}
-	c.runLog.Notef("run %s of group %s: image %s, %d messages, session %q", c.run.ID, c.group.Folder, c.run.Image, len(batch.Messages), session)
+	c.runLog.Notef("run %s of group %s: image %s, task %q, %d messages, session %q", c.run.ID, c.group.Folder, c.run.Image, c.run.Task, len(input.Batch), input.SessionID)
 	created := func(id string) error {
 		err := c.Store.SetContainer(ctx, c.run.ID, id)
 		crash.At(crash.Created)
@@ -375,13 +406,48 @@ func (c *carrier) start(ctx context.Context, batch berth.Batch) error {
 	spec := c.spec(mounts)
 	spec.Started = started
 	c.box, err = c.Engine.Start(ctx, spec, stdin, created)
-	if kind(err) == berth.NotFound && spec.Runner == "" && c.Rebuild(ctx) == nil {
+	if ref, _ := c.Image(); kind(err) == berth.NotFound && spec.Image == ref && c.Rebuild(ctx) == nil {
 		// Somebody cleaned up the engine's images.
 		c.box, err = c.Engine.Start(ctx, spec, stdin, created)
 	}
 	crash.At(crash.Prompted)
 	c.absent = kind(err) == berth.Unavailable
 	return err
+}
+
+// input is what the runner gets on stdin.
+func (c *carrier) input(ctx context.Context) (in protocol.Input, err error) {
+	in = protocol.Input{
+		GroupFolder: c.group.Folder, ChatJID: c.group.JID, IsMain: c.group.IsMain(), AssistantName: c.Assistant,
+		Protocol: protocol.Version, RunID: c.run.ID, Nonce: c.run.Nonce,
+		Engine: c.run.Engine, EngineOptions: c.Options(c.group), Secrets: c.Secrets, Timezone: c.Location.String(), Gateway: c.door.Socket(),
+	}
+	if c.memory, err = c.Store.MemoryPrompt(ctx, c.group.Folder); err != nil {
+		return in, err
+	}
+	in.SystemPrompt = c.memory
+	if !c.ownSession() {
+		if in.SessionID, err = c.Store.Session(ctx, c.group.Folder, c.run.Engine); err != nil {
+			return in, err
+		}
+	}
+	now := time.Now().In(c.Location)
+	if c.run.Task != "" {
+		in.Prompt, in.IsScheduledTask, in.Script = taskPrompt(c.group, c.task, c.Assistant, now), true, c.task.Script
+		return in, nil
+	}
+	batch := c.batches[0]
+	in.Prompt = prompt(c.group, batch, c.Assistant, now)
+	for _, m := range batch.Messages {
+		in.Batch = append(in.Batch, m.ID)
+	}
+	return in, nil
+}
+
+// ownSession reports whether the run has a session of its own, which nobody goes
+// on with.
+func (c *carrier) ownSession() bool {
+	return c.run.Task != "" && c.task.Context != berth.ContextGroup
 }
 
 // kind returns the kind of an error; nil and unknown errors are internal.
@@ -398,10 +464,7 @@ func (c *carrier) spec(mounts []berth.Mount) Spec {
 	s := Spec{
 		RunID: c.run.ID, Folder: c.group.Folder, Kind: c.run.Kind, Image: c.run.Image, Mounts: mounts,
 		UID: c.Tree.UID(), GID: c.Tree.GID(), TZ: c.Location.String(),
-		Memory: c.Memory, CPUs: c.CPUs, Pids: c.Pids, Network: c.Network, Runtime: c.Runtime,
-	}
-	if ref, _ := c.Image(); s.Image != ref {
-		s.Runner = c.Runner.Runner
+		Memory: c.Memory, CPUs: c.CPUs, Pids: c.Pids, Network: c.Network, Runtime: c.Runtime, Runner: c.Runner.Runner,
 	}
 	if own.MemoryMiB > 0 {
 		s.Memory = limited(c, "memory in MiB", own.MemoryMiB, c.Limits.Memory>>20) << 20
@@ -452,7 +515,14 @@ func (c *carrier) show(state berth.RunState) {
 		v.Turns++
 	}
 	c.mu.Unlock()
-	c.Typing(c.group.JID, state == berth.RunStarting || state == berth.RunBusy)
+	c.tellTyping(state == berth.RunStarting || state == berth.RunBusy)
+}
+
+// tellTyping tells the chat whether somebody writes. Nobody waits for a task.
+func (c *carrier) tellTyping(on bool) {
+	if c.run.Task == "" {
+		c.Typing(c.group.JID, on)
+	}
 }
 
 // settle ends a run whose container is not running: what it left in files is
@@ -497,11 +567,17 @@ func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Resu
 			c.log.Warn("remove the run's way out", zap.Error(err))
 		}
 	}
-	c.Typing(c.group.JID, false)
+	c.tellTyping(false)
+	if c.run.Task != "" {
+		crash.At(crash.TaskDone)
+		c.Requests.Refresh(c.group.Folder)
+	}
 	fields := []zap.Field{zap.Int("exit", exit.Code), zap.String("reason", string(c.slot.Reason())), zap.Duration("took", time.Since(c.run.StartedAt))}
 	switch {
 	case f == nil:
 		c.log.Info("run ended", fields...)
+	case v.Parked && c.run.Task != "":
+		c.log.Error("task failed", append(fields, zap.String("error", f.text), zap.String("class", f.class))...)
 	case v.Parked:
 		c.log.Error("run failed, given up until the next message", append(fields, zap.String("error", f.text), zap.String("class", f.class))...)
 	default:
@@ -510,7 +586,7 @@ func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Resu
 	if c.runLog != nil {
 		c.runLog.Notef("ended with code %d %s", exit.Code, e.Error)
 	}
-	result := queue.Result{Again: v.Returned && !v.Parked, RetryAt: v.RetryAt}
+	result := queue.Result{Again: v.Returned && !v.Parked && c.run.Task == "", RetryAt: v.RetryAt}
 	if e.Uncounted && start != errGone {
 		result.RetryAt = time.Now().Add(engineRetry)
 	}
@@ -543,7 +619,7 @@ func (c *carrier) ending(exit Exit, start error) (berth.Ending, *failure) {
 		}
 	case exit.OutOfMemory:
 		f = &failure{text: "the agent ran out of memory", class: protocol.ClassMemory}
-	case c.slot.Reason() == queue.ReasonStopped && len(c.batches) > 0:
+	case c.slot.Reason() == queue.ReasonStopped && (len(c.batches) > 0 || c.run.Task != "" && !c.spoke):
 		f = &failure{text: "stopped by the operator", class: classStopped}
 	case exit.Code != 0 && c.slot.Reason() == "":
 		f = &failure{text: strings.TrimSuffix(fmt.Sprintf("Container exited with code %d: %s", exit.Code, c.stderr.last(200)), ": ")}
@@ -551,6 +627,9 @@ func (c *carrier) ending(exit Exit, start error) (berth.Ending, *failure) {
 	if f == nil {
 		e.Notice = notice("")
 		return e, nil
+	}
+	if c.run.Task != "" {
+		return c.taskEnding(e, f, start == errGone || c.unheard(exit))
 	}
 	e.Error, e.Class, e.RetryIn, e.Notice = f.text, f.class, f.retryAfter, notice(f.class)
 	switch f.class {
@@ -567,20 +646,24 @@ const classStopped = "stopped"
 
 // notice is what a chat is told when its messages are given up.
 func notice(class string) string {
-	why := "Something went wrong on my side. The operator can see the details."
+	return "I could not answer. " + reason(class) + " I will try again with your next message."
+}
+
+// reason is what a chat is told of a failure of a class.
+func reason(class string) string {
 	switch class {
 	case classStopped:
-		why = "The operator stopped me."
+		return "The operator stopped me."
 	case protocol.ClassAuth:
-		why = "The key for the model was refused. The operator has been told."
+		return "The key for the model was refused. The operator has been told."
 	case protocol.ClassImage:
-		why = "My container image is missing. The operator has been told."
+		return "My container image is missing. The operator has been told."
 	case protocol.ClassMemory:
-		why = "I ran out of memory. The operator has been told."
+		return "I ran out of memory. The operator has been told."
 	case protocol.ClassRateLimit:
-		why = "The model's rate limit does not let me through."
+		return "The model's rate limit does not let me through."
 	}
-	return "I could not answer. " + why + " I will try again with your next message."
+	return "Something went wrong on my side. The operator can see the details."
 }
 
 // persist does what must not be left undone, again and again while it fails. It

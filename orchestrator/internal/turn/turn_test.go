@@ -61,7 +61,7 @@ func newWorld(t *testing.T, root string) *world {
 	w := &world{t: t, db: db, root: root, engine: &fakeEngine{t: t, boxes: make(chan *fakeBox, 10)}}
 	w.runner = New(Config{
 		Assistant: "Andy", Image: func() (string, bool) { return "agent", true }, EngineName: "builtin", Location: time.UTC,
-		MaxOutput: 1 << 20, Timeout: 30 * time.Minute, IdleTimeout: 30 * time.Minute,
+		Options: func(g berth.Group) map[string]string { return map[string]string{"model": g.Container.Model} }, MaxOutput: 1 << 20, Timeout: 30 * time.Minute, IdleTimeout: 30 * time.Minute,
 	}, Deps{
 		Store: db, Engine: w.engine, Tree: tree, Mounts: noMounts{}, Requests: w, Gateway: noGateway{},
 		Typing: func(_ string, on bool) {
@@ -85,6 +85,7 @@ func (w *world) close() {
 // Open implements Requests.
 func (w *world) Open(context.Context, berth.Group, *workspace.Group) (Inbox, error) { return w, nil }
 func (w *world) Close()                                                             {}
+func (w *world) Refresh(...string)                                                  {}
 
 // Drain stores what the agent sent by files, if that is what it does.
 func (w *world) Drain(ctx context.Context) {
@@ -285,6 +286,8 @@ func (b *fakeBox) open() {
 }
 
 func (b *fakeBox) ID() string { return "box-" + b.run }
+
+func (b *fakeBox) Marker() string { return protocol.DefaultMarker }
 
 func (b *fakeBox) Stdout() io.Reader {
 	b.mu.Lock()
@@ -863,7 +866,7 @@ func TestAdoption(t *testing.T) {
 		live, err := next.db.LiveRuns(t.Context())
 		check(t, err)
 		equal(t, "live runs", len(live), 1)
-		next.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
+		next.queue.Adopt("family", "", func(ctx context.Context, s *queue.Slot) queue.Result {
 			return next.runner.Adopt(ctx, s, family, live[0], b.ID(), func() {})
 		})
 		synctest.Wait()
@@ -901,7 +904,7 @@ func TestSettle(t *testing.T) {
 			defer next.close()
 			live, err := next.db.LiveRuns(t.Context())
 			check(t, err)
-			next.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
+			next.queue.Adopt("family", "", func(ctx context.Context, s *queue.Slot) queue.Result {
 				return next.runner.Adopt(ctx, s, family, live[0], b.ID(), func() {})
 			})
 			f := next.fate(seq)
@@ -1056,7 +1059,7 @@ func TestGQ17PanicInARun(t *testing.T) {
 		equal(t, "slots", w.queue.State().Used, 0)
 		live, err := w.db.LiveRuns(w.t.Context())
 		check(t, err)
-		w.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
+		w.queue.Adopt("family", "", func(ctx context.Context, s *queue.Slot) queue.Result {
 			return w.runner.Adopt(ctx, s, family, live[0], "", func() {})
 		})
 		equal(t, "again", w.started().input.Batch, []string{"m1"})
@@ -1083,7 +1086,7 @@ func TestAdoptionThatCannotBeCarried(t *testing.T) {
 		next.runner.Gateway = badGateway{berth.Errorf(berth.Invalid, "the egress list has too many entries")}
 		live, err := next.db.LiveRuns(t.Context())
 		check(t, err)
-		next.queue.Adopt("family", func(ctx context.Context, s *queue.Slot) queue.Result {
+		next.queue.Adopt("family", "", func(ctx context.Context, s *queue.Slot) queue.Result {
 			return next.runner.Adopt(ctx, s, family, live[0], b.ID(), func() {})
 		})
 		synctest.Wait()
