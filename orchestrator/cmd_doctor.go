@@ -40,6 +40,9 @@ It changes nothing, and works with and without a daemon.`,
 			if err == nil {
 				checks = append(checks, checkRoot(cfg), checkDisk(cfg), checkDaemon(ctx, cfg))
 				checks = append(checks, checkDocker(ctx, cfg)...)
+				if cfg.Serves(channelWhatsApp) {
+					checks = append(checks, checkWhatsApp(ctx, cfg))
+				}
 				checks = append(checks, checkAllowlist(cfg), checkZone(cfg))
 			}
 			if err := a.printChecks(checks, cfg.Values(), asJSON); err != nil {
@@ -139,6 +142,38 @@ func checkDaemon(ctx context.Context, cfg Config) check {
 		return check{"daemon", false, "a process holds store/berth.lock but does not answer: wait, or end it"}
 	}
 	return check{"daemon", true, "none runs: \"berth run\" starts it"}
+}
+
+// checkWhatsApp asks the daemon how it stands with the link, or reads what the last
+// one wrote.
+func checkWhatsApp(ctx context.Context, cfg Config) check {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if s, err := web.NewClient(cfg.Socket()).Status(ctx); err == nil {
+		for _, c := range s.Channels {
+			if c.Name == channelWhatsApp {
+				return check{channelWhatsApp, !c.NeedsPerson, join(channelLine(c), c.WhatToDo)}
+			}
+		}
+		return check{channelWhatsApp, false, "CHANNELS names it, but the daemon was started without: start it again"}
+	}
+	c, ok, err := readStatus(cfg)
+	switch {
+	case err != nil:
+		return check{channelWhatsApp, false, err.Error()}
+	case !ok:
+		return check{channelWhatsApp, false, "no account is linked: berth login whatsapp"}
+	case c.NeedsPerson:
+		return check{channelWhatsApp, false, join("without a daemon; last "+channelLine(c), c.WhatToDo)}
+	}
+	return check{channelWhatsApp, true, "linked as " + c.Account + "; a daemon connects it"}
+}
+
+func join(what, todo string) string {
+	if todo == "" {
+		return what
+	}
+	return what + ": " + todo
 }
 
 // locked reports whether a process holds the lock on file.

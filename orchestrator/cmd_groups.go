@@ -24,22 +24,60 @@ type groupsAPI interface {
 	AddGroup(ctx context.Context, g web.NewGroup) (web.Group, error)
 	UpdateGroup(ctx context.Context, folder string, change web.GroupChange) (web.Group, error)
 	RemoveGroup(ctx context.Context, folder string) error
+	Chats(ctx context.Context, refresh bool) ([]web.Chat, error)
 }
 
 func (a *app) groupsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "groups",
-		Short: "List, add, change and remove groups",
-		Long: `List, add, change and remove groups.
+		Short: "List, add, change and remove groups; list the chats that can be",
+		Long: `List, add, change and remove groups, and list the chats that can be registered.
 
 Without a daemon these commands work on the store itself.`,
 		Example: "  berth groups ls\n  berth groups add family --trigger @Andy\n  berth groups set family --memory 2g\n  berth groups rm family",
 		Args:    cobra.NoArgs,
 		RunE: a.do(func(context.Context, []string) error {
-			return misusef("groups needs one of ls, add, set, rm")
+			return misusef("groups needs one of ls, add, set, rm, chats")
 		}),
 	}
-	cmd.AddCommand(a.groupsListCommand(), a.groupsAddCommand(), a.groupsSetCommand(), a.groupsRemoveCommand())
+	cmd.AddCommand(a.groupsListCommand(), a.groupsAddCommand(), a.groupsSetCommand(), a.groupsRemoveCommand(), a.groupsChatsCommand())
+	return cmd
+}
+
+func (a *app) groupsChatsCommand() *cobra.Command {
+	var refresh, asJSON bool
+	cmd := &cobra.Command{
+		Use:   "chats",
+		Short: "List the chats that can be registered",
+		Long: `List the chats that can be registered: the groups of the WhatsApp account, as of
+at most a day ago, and what is registered already. The chat is what --jid of
+"berth groups add" takes; one with a single person is the number, such as
+4915112345678@s.whatsapp.net.`,
+		Example: "  berth groups chats\n  berth groups chats --refresh --json",
+		Args:    cobra.NoArgs,
+		RunE: a.do(func(ctx context.Context, _ []string) error {
+			return a.withStore(ctx, func(ctx context.Context, api storeAPI) error {
+				chats, err := api.Chats(ctx, refresh)
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return a.printJSON(chats)
+				}
+				rows := [][]string{{"CHAT", "NAME", "GROUP", "ACTIVE"}}
+				for _, c := range chats {
+					active := ""
+					if c.LastActivity != nil {
+						active = ago(*c.LastActivity)
+					}
+					rows = append(rows, []string{c.JID, c.Name, c.Folder, active})
+				}
+				return a.printTable(rows)
+			})
+		}),
+	}
+	cmd.Flags().BoolVar(&refresh, "refresh", false, "ask WhatsApp now; it locks out who asks often")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }
 
@@ -141,6 +179,7 @@ is the operator's own chat. A mount is a wish: the mount allowlist decides.`,
 	f.StringArrayVar(&mounts, "mount", nil, "host folder for the container, HOST[:NAME][:ro|rw]; may be repeated")
 	f.StringVar(&group.Container.Image, "image", "", "an agent image of its own")
 	f.StringVar(&group.Container.Engine, "engine", "", "an agent engine of its own")
+	f.StringVar(&group.Container.Model, "model", "", "a model of its own, for engines with a model")
 	f.StringVar(&memory, "memory", "", "memory of its container, for example 2g")
 	f.BoolVar(&ifMissing, "if-missing", false, "a group that is there already is left as it is")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
@@ -167,6 +206,10 @@ var groupOptions = []struct {
 	}},
 	{"engine", "an agent engine of its own", func(c *web.GroupChange, value string) error {
 		c.Engine = &value
+		return nil
+	}},
+	{"model", "a model of its own, for engines with a model", func(c *web.GroupChange, value string) error {
+		c.Model = &value
 		return nil
 	}},
 	{"egress", "hosts that it may reach, such as pypi.org,*.example.org:443", limit(setEgress, func(g *web.GroupChange, c Config) { g.Egress = &c.Egress })},
@@ -320,6 +363,7 @@ func changeGroup(g berth.Group, in web.GroupChange) (berth.Group, error) {
 	c := &g.Container
 	change(&c.Image, in.Image)
 	change(&c.Engine, in.Engine)
+	change(&c.Model, in.Model)
 	change(&c.Egress, in.Egress)
 	change(&c.MemoryMiB, in.MemoryMiB)
 	change(&c.CPUs, in.CPUs)

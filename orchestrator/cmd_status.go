@@ -67,6 +67,9 @@ func (a *app) printStatus(s web.Status) error {
 		{"pool:", pool},
 		{"outbox:", fmt.Sprintf("%d to send, %d given up", s.Outbox.Pending, s.Outbox.Dead)},
 	}
+	for _, c := range s.Channels {
+		rows = append(rows, []string{c.Name + ":", channelLine(c)})
+	}
 	for _, alarm := range s.Alarms {
 		rows = append(rows, []string{"alarm:", alarm})
 	}
@@ -79,6 +82,22 @@ func (a *app) printStatus(s web.Status) error {
 		rows = append(rows, []string{r.ID, r.Group, r.Kind, string(r.State), ago(r.Since), ago(r.StartedAt), strconv.Itoa(r.Turns)})
 	}
 	return a.printTable(rows)
+}
+
+// channelLine says in a line how it stands with a channel; what to do about it is
+// an alarm.
+func channelLine(c web.Channel) string {
+	text := c.Text
+	if c.Account != "" {
+		text += " as " + c.Account
+	}
+	if since := ago(c.Since); since != "" {
+		text += ", since " + since
+	}
+	if c.Detail != "" {
+		text += ": " + c.Detail
+	}
+	return text
 }
 
 // startStep says what a daemon that is not ready is waiting for.

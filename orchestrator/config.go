@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"berth/orchestrator/internal/gateway"
+	"berth/orchestrator/internal/whatsapp"
 )
 
 // Config is every setting of the program. It is read once, at the start.
@@ -28,9 +30,15 @@ type Config struct {
 	AssistantName         string
 	AssistantHasOwnNumber bool
 
+	MaxBacklogAge time.Duration
+	ReadReceipts  bool
+	MaxMedia      int64            // bytes of a file
+	Double        *whatsapp.Double // for tests; nil: WhatsApp itself
+
 	Image            string // empty: the image built from our own runner
 	ContainerTimeout time.Duration
 	IdleTimeout      time.Duration
+	TaskTimeout      time.Duration
 	MaxOutput        int64 // bytes of log a run
 	MaxContainers    int
 	ContainerMemory  int64 // bytes
@@ -62,9 +70,18 @@ type Config struct {
 	OpenAIAPIKey         Secret
 	OpenAIBaseURL        string
 	AgentModel           string
+	AgentProvider        string // empty: the model's name decides
+	AgentCommand         string
+	SessionTimeout       time.Duration
+	FirstTimeout         time.Duration
+	SilenceTimeout       time.Duration
+	SettleTimeout        time.Duration
 
 	values []Value
 }
+
+// Serves reports whether CHANNELS names a channel.
+func (c Config) Serves(channel string) bool { return slices.Contains(c.Channels, channel) }
 
 // Socket returns the path of the control socket.
 func (c Config) Socket() string { return filepath.Join(c.Root, "store", "berth.sock") }
@@ -107,6 +124,7 @@ type setting struct {
 	def    string // as it would be written; empty: no value
 	help   string
 	secret bool
+	hidden bool                                // from people, unless it is set
 	set    func(c *Config, value string) error // value is not empty; the error says what would be right
 }
 
@@ -140,6 +158,9 @@ func LoadConfig(flags map[string]string, environ []string) (Config, error) {
 		value, source := root, rootSource
 		if s.name != "BERTH_ROOT" {
 			value, source = pick(s.name, s.def, file, env, flags)
+			if value == "" && s.hidden {
+				continue
+			}
 			if value == "" {
 				c.values = append(c.values, Value{Name: s.name, Source: source})
 				continue

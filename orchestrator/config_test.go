@@ -12,6 +12,8 @@ import (
 
 	"github.com/joho/godotenv"
 	"go.uber.org/zap/zapcore"
+
+	"berth/orchestrator/internal/whatsapp"
 )
 
 // load loads the settings of a fresh root with a .env of the given text.
@@ -34,13 +36,14 @@ func TestConfigDefaults(t *testing.T) {
 	c.Root, c.values = "", nil
 	got := fmt.Sprintf("%+v", c)
 	want := Config{
-		Home: "/home/ann", Channels: []string{"console"}, AssistantName: "Andy",
-		ContainerTimeout: 30 * time.Minute, IdleTimeout: 30 * time.Minute, MaxOutput: 10 << 20, MaxContainers: 5,
+		Home: "/home/ann", Channels: []string{"console"}, AssistantName: "Andy", MaxBacklogAge: 12 * time.Hour, MaxMedia: 64 << 20,
+		ContainerTimeout: 30 * time.Minute, IdleTimeout: 30 * time.Minute, TaskTimeout: 30 * time.Minute, MaxOutput: 10 << 20, MaxContainers: 5,
 		ContainerMemory: 1 << 30, ContainerCPUs: 1, ContainerPids: 256, ContainerNetwork: "none",
 		MaxMemory: 4 << 30, MaxCPUs: 4, MaxPids: 1024,
 		MountAllowlist: "/home/ann/.config/berth/mount-allowlist.json",
 		Timezone:       c.Timezone, TimezoneName: c.TimezoneName, LogLevel: zapcore.InfoLevel,
 		Engine: "auto", Credentials: "gateway", FollowUp: "queue",
+		SessionTimeout: 15 * time.Second, FirstTimeout: 2 * time.Minute, SilenceTimeout: 10 * time.Minute, SettleTimeout: 30 * time.Second,
 	}
 	if want := fmt.Sprintf("%+v", want); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -73,6 +76,8 @@ func TestConfigOrder(t *testing.T) {
 	}
 }
 
+var testKey = strings.Repeat("0", 63) + "1"
+
 func TestConfigValues(t *testing.T) {
 	tests := []struct {
 		setting string
@@ -86,7 +91,17 @@ func TestConfigValues(t *testing.T) {
 		{"ASSISTANT_HAS_OWN_NUMBER=true", func(c Config) any { return c.AssistantHasOwnNumber }, true},
 		{"ASSISTANT_HAS_OWN_NUMBER=maybe", nil, nil},
 		{"CHANNELS=console, console", func(c Config) any { return fmt.Sprint(c.Channels) }, "[console]"},
+		{"CHANNELS=console,whatsapp", func(c Config) any { return c.Serves("whatsapp") }, true},
 		{"CHANNELS=telegram", nil, nil},
+		{"MAX_BACKLOG_AGE=30m", func(c Config) any { return c.MaxBacklogAge }, 30 * time.Minute},
+		{"WHATSAPP_READ_RECEIPTS=true", func(c Config) any { return c.ReadReceipts }, true},
+		{"WHATSAPP_MAX_MEDIA=1m", func(c Config) any { return c.MaxMedia }, int64(1 << 20)},
+		{"BERTH_WHATSAPP_DOUBLE=http://127.0.0.1:8080#" + testKey, func(c Config) any { return *c.Double }, whatsapp.Double{URL: "http://127.0.0.1:8080", Root: [32]byte{31: 1}}},
+		{"BERTH_WHATSAPP_DOUBLE=http://[::1]:8080#" + testKey, func(c Config) any { return c.Double.URL }, "http://[::1]:8080"},
+		{"BERTH_WHATSAPP_DOUBLE=http://192.0.2.1:8080#" + testKey, nil, nil},
+		{"BERTH_WHATSAPP_DOUBLE=http://localhost:8080#" + testKey, nil, nil},
+		{"BERTH_WHATSAPP_DOUBLE=https://127.0.0.1:8080#" + testKey, nil, nil},
+		{"BERTH_WHATSAPP_DOUBLE=http://127.0.0.1:8080#01", nil, nil},
 		{"CHANNELS=console,", nil, nil},
 		{"CONTAINER_IMAGE=ghcr.io/a/b:1", func(c Config) any { return c.Image }, "ghcr.io/a/b:1"},
 		{"CONTAINER_IMAGE=--privileged", nil, nil},
@@ -142,11 +157,11 @@ func TestConfigValues(t *testing.T) {
 		{"LOG_LEVEL=WARN", func(c Config) any { return c.LogLevel }, zapcore.WarnLevel},
 		{"LOG_LEVEL=silent", func(c Config) any { return c.LogLevel.Enabled(zapcore.FatalLevel) }, false},
 		{"LOG_LEVEL=loud", nil, nil},
-		{"AGENT_ENGINE=acp", nil, nil},
+		{"AGENT_ENGINE=gpt", nil, nil},
 		{"AGENT_ENGINE=gpt", nil, nil},
 		{"AGENT_MODEL=org/model-1:free", func(c Config) any { return c.AgentModel }, "org/model-1:free"},
 		{"AGENT_MODEL=a b", nil, nil},
-		{"CREDENTIALS=stdin", nil, nil},
+		{"CREDENTIALS=container", nil, nil},
 		{"CREDENTIALS=file", nil, nil},
 		{"FOLLOW_UP=steer", nil, nil},
 		{"FOLLOW_UP=now", nil, nil},
@@ -268,6 +283,9 @@ func TestEnvExample(t *testing.T) {
 		listed[m[1]] = m[2]
 	}
 	for _, s := range settings {
+		if s.hidden {
+			continue
+		}
 		got, ok := listed[s.name]
 		if !ok || got != s.def {
 			t.Errorf("%s: the example has %q (listed: %v), want the default %q", s.name, got, ok, s.def)
@@ -320,6 +338,28 @@ func TestSystemZone(t *testing.T) {
 	} {
 		if got, zone := systemZone(filepath.Join(dir, tt.localtime), filepath.Join(dir, tt.timezone)); got != tt.want || zone.String() != tt.want {
 			t.Errorf("%+v: got %q, %v", tt, got, zone)
+		}
+	}
+}
+
+func TestProvider(t *testing.T) {
+	for _, tt := range []struct{ env, model, want string }{
+		{"", "", ""},
+		{"ANTHROPIC_API_KEY=k", "gpt-5", "anthropic"},
+		{"CLAUDE_CODE_OAUTH_TOKEN=k", "", "anthropic"},
+		{"OPENAI_BASE_URL=http://127.0.0.1:11434/v1", "qwen3", "openai"},
+		{"OPENAI_API_KEY=k", "claude-x", "openai"},
+		{"ANTHROPIC_API_KEY=k OPENAI_API_KEY=k", "", "anthropic"},
+		{"ANTHROPIC_API_KEY=k OPENAI_API_KEY=k", "claude-x", "anthropic"},
+		{"ANTHROPIC_API_KEY=k OPENAI_API_KEY=k", "gpt-5", "openai"},
+		{"ANTHROPIC_API_KEY=k OPENAI_API_KEY=k AGENT_PROVIDER=openai", "claude-x", "openai"},
+	} {
+		c, err := load(t, "", strings.Fields(tt.env)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := c.provider(tt.model); got != tt.want {
+			t.Errorf("%s, model %q: %q, want %q", tt.env, tt.model, got, tt.want)
 		}
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"berth/orchestrator/internal/mount"
 	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/web"
+	"berth/orchestrator/internal/whatsapp/waid"
 )
 
 // operator begins the ids of senders who write through the control socket.
@@ -38,6 +39,7 @@ type control struct {
 	health     *health
 	allowlist  *mount.Allowlist
 	guests     guests
+	phone      *phone // nil: WhatsApp is not served
 }
 
 var _ web.Backend = (*control)(nil)
@@ -89,6 +91,9 @@ func (c *control) Status(ctx context.Context) (web.Status, error) {
 		Outbox: web.Outbox{Pending: pending, Dead: dead},
 		Runs:   []web.Run{},
 		Alarms: []string{},
+	}
+	if c.phone != nil {
+		s.Channels = []web.Channel{c.phone.channel()}
 	}
 	live := c.runner.Live()
 	for _, folder := range slices.Sorted(maps.Keys(live)) {
@@ -168,6 +173,9 @@ func describe(g berth.Group, trigger string, s berth.Standing) web.Group {
 	return w
 }
 
+// whatsAppServers are what a chat of WhatsApp ends with, one of old included.
+var whatsAppServers = []string{"g.us", "s.whatsapp.net", "lid", "c.us"}
+
 // newGroup checks what a person asked for and fills in the defaults.
 func newGroup(in web.NewGroup) (berth.Group, error) {
 	if err := berth.ValidFolder(in.Folder); err != nil {
@@ -182,6 +190,13 @@ func newGroup(in web.NewGroup) (berth.Group, error) {
 	}
 	if g.Name == "" {
 		g.Name = g.Folder
+	}
+	if _, server, ok := strings.Cut(g.JID, "@"); ok && slices.Contains(whatsAppServers, server) {
+		j, err := waid.Parse(g.JID)
+		if err != nil {
+			return berth.Group{}, err
+		}
+		g.JID = j.String()
 	}
 	if console.Owns(g.JID) && g.JID != console.JID(g.Folder) {
 		return berth.Group{}, berth.Errorf(berth.Invalid, "chat %s belongs to the folder %s: leave --jid out, or choose that folder", g.JID, strings.TrimPrefix(g.JID, console.JID("")))
@@ -200,6 +215,9 @@ func validGroup(g berth.Group) error {
 	c := g.Container
 	if e := c.Engine; e != "" && !slices.Contains(engines, e) {
 		return berth.Errorf(berth.Invalid, "there is no engine %.40q: give one of %s, or leave it out", e, strings.Join(engines, ", "))
+	}
+	if c.Model != "" && !modelNames.MatchString(c.Model) {
+		return berth.Errorf(berth.Invalid, "the model %.40q cannot be used: give a model's name", c.Model)
 	}
 	if _, err := gateway.ParseEgress(c.Egress); err != nil {
 		return berth.Errorf(berth.Invalid, "egress: %w", err)

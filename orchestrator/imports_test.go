@@ -25,13 +25,16 @@ var mayImport = map[string]string{
 	"orchestrator/internal/senders":   "berth listfile",
 	"orchestrator/internal/workspace": "berth protocol",
 	"orchestrator/internal/schedule":  "berth",
+	"orchestrator/internal/memory":    "berth",
+	"orchestrator/internal/pairing":   "berth",
+	"orchestrator/internal/command":   "berth memory pairing",
 	"orchestrator/internal/outbox":    "berth crash",
 	"orchestrator/internal/dispatch":  "berth crash queue",
 	"orchestrator/internal/turn":      "berth crash mount protocol queue workspace",
 	// adapters
-	"orchestrator/internal/sqlite":   "berth schedule", // a task's next run is computed in the transaction that changes it
+	"orchestrator/internal/sqlite":   "berth memory schedule", // a task's next run, and which memory is the same, are found in the transaction that writes
 	"orchestrator/internal/docker":   "berth crash protocol turn",
-	"orchestrator/internal/ipc":      "berth crash protocol turn workspace",
+	"orchestrator/internal/ipc":      "berth crash memory protocol turn workspace",
 	"orchestrator/internal/console":  "bell berth",
 	"orchestrator/internal/web":      "berth",
 	"orchestrator/internal/gateway":  "berth",
@@ -53,6 +56,8 @@ var owners = map[string]string{
 	"github.com/docker/docker": "orchestrator/internal/docker",
 	"modernc.org/sqlite":       "orchestrator/internal/sqlite orchestrator/internal/whatsapp", // each has a database
 	"github.com/yuin/goldmark": "orchestrator/internal/whatsapp/waformat",
+	"go.mau.fi/whatsmeow": "orchestrator/internal/whatsapp orchestrator/internal/whatsapp/waid orchestrator/internal/whatsapp/wamsg " +
+		"orchestrator/internal/whatsapp/wastate orchestrator/internal/watest",
 }
 
 func TestImports(t *testing.T) {

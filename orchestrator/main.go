@@ -99,8 +99,8 @@ in its root. Exit codes: 0 done, 1 failed, 2 misuse.`,
 		SilenceErrors: true,
 	}
 	cmd.PersistentFlags().StringVar(&a.root, "root", "", "folder that holds groups/, data/ and store/ (default BERTH_ROOT, or the current folder)")
-	cmd.AddCommand(a.runCommand(), a.chatCommand(), a.sendCommand(), a.statusCommand(), a.groupsCommand(), a.mountsCommand(), a.outboxCommand(), a.auditCommand(), a.usageCommand(),
-		a.logsCommand(), a.stopCommand(), a.doctorCommand(), a.backupCommand(), a.restoreCommand(), a.imageCommand(), a.versionCommand())
+	cmd.AddCommand(a.runCommand(), a.chatCommand(), a.sendCommand(), a.statusCommand(), a.groupsCommand(), a.mountsCommand(), a.outboxCommand(), a.tasksCommand(), a.memoryCommand(), a.auditCommand(), a.usageCommand(),
+		a.logsCommand(), a.stopCommand(), a.doctorCommand(), a.loginCommand(), a.logoutCommand(), a.backupCommand(), a.restoreCommand(), a.imageCommand(), a.versionCommand())
 	return cmd
 }
 

@@ -3,11 +3,14 @@ package main
 import (
 	"context"
 	"errors"
+	"iter"
 	"path/filepath"
+	"time"
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/sqlite"
 	"berth/orchestrator/internal/web"
+	"berth/orchestrator/internal/whatsapp/wastate"
 	"berth/orchestrator/internal/workspace"
 )
 
@@ -17,6 +20,8 @@ type storeAPI interface {
 	groupsAPI
 	outboxAPI
 	ledgerAPI
+	web.TaskDesk
+	web.MemoryDesk
 }
 
 var _ storeAPI = (*web.Client)(nil)
@@ -45,6 +50,8 @@ func (a *app) withStore(ctx context.Context, fn func(context.Context, storeAPI) 
 type offline struct {
 	texts
 	ledger
+	taskDesk
+	shelf
 	cfg Config
 }
 
@@ -63,7 +70,8 @@ func openOffline(cfg Config) (storeAPI, func() error, error) {
 	if err != nil {
 		return nil, nil, errors.Join(err, lock.Close())
 	}
-	return &offline{texts{db}, ledger{db, cfg.Timezone}, cfg}, func() error { return errors.Join(db.Close(), lock.Close()) }, nil
+	desk := taskDesk{store: db, zone: cfg.Timezone, groups: db.Groups}
+	return &offline{texts{db}, ledger{db, cfg.Timezone}, desk, shelf{db, db.Groups}, cfg}, func() error { return errors.Join(db.Close(), lock.Close()) }, nil
 }
 
 func (o *offline) Groups(ctx context.Context) ([]web.Group, error) {
@@ -106,6 +114,65 @@ func (o *offline) RemoveGroup(ctx context.Context, folder string) error {
 	return o.db.RemoveGroup(ctx, folder)
 }
 
+// Chats implements groupsAPI: without a daemon nobody can ask the networks.
+func (o *offline) Chats(ctx context.Context, refresh bool) ([]web.Chat, error) {
+	if refresh {
+		return nil, berth.Errorf(berth.Unavailable, "no daemon runs that could ask: start one with berth run, or leave --refresh out")
+	}
+	return listChats(ctx, o.db)
+}
+
 func (o *offline) trigger(g berth.Group) string { return g.EffectiveTrigger(o.cfg.AssistantName) }
 
 func storeFile(tree *workspace.Tree) string { return filepath.Join(tree.StoreDir(), "messages.db") }
+
+// openLink opens the session of WhatsApp in the place of a daemon, and connects.
+func openLink(ctx context.Context, cfg Config) (_ linkAPI, hangUp func() error, err error) {
+	tree, err := workspace.NewTree(cfg.Root, agentUID(), agentGID())
+	if err != nil {
+		return nil, nil, err
+	}
+	lock, err := lockRoot(tree.StoreDir())
+	if err != nil {
+		return nil, nil, err
+	}
+	p := newLink(ctx, cfg, tree)
+	disconnect := (&router{phone: p}).connect()
+	return offlineLink{p}, func() error {
+		disconnect()
+		return errors.Join(p.close(), lock.Close())
+	}, nil
+}
+
+// offlineLink is a link without a daemon.
+type offlineLink struct{ *phone }
+
+// Channel waits for the connection first, which this process has only just begun:
+// only then it is known whether the account is still linked.
+func (l offlineLink) Channel(ctx context.Context) (web.Channel, error) {
+	const patience = 20 * time.Second
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		changed := l.changed.Wait(channelWhatsApp)
+		c := l.channel()
+		if c.Account == "" || c.State == string(wastate.Connected) || c.NeedsPerson {
+			return c, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return l.channel(), nil
+		}
+	}
+}
+
+func (l offlineLink) Login(ctx context.Context, _ string, in web.NewLogin) iter.Seq2[web.LoginEvent, error] {
+	return l.phone.Login(ctx, in)
+}
+
+func (l offlineLink) AnswerPasskey(ctx context.Context, _ string, in web.Passkey) error {
+	return l.phone.AnswerPasskey(ctx, in)
+}
+
+func (l offlineLink) Logout(ctx context.Context, _ string) error { return l.phone.Logout(ctx) }

@@ -29,6 +29,7 @@ import (
 	"berth/orchestrator/internal/sqlite"
 	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/web"
+	"berth/orchestrator/internal/whatsapp"
 	"berth/orchestrator/internal/workspace"
 )
 
@@ -70,7 +71,8 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	term := console.New(db, &chats, cfg.AssistantName)
-	sender = outbox.New(db, router{term}, log.Named("outbox"))
+	channels := &router{console: term}
+	sender = outbox.New(db, channels, log.Named("outbox"))
 
 	install, err := installID(ctx, db)
 	if err != nil {
@@ -99,27 +101,40 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	}
 	defer doors.Close()
 	groups := &registry{} // dispatch needs the runner, which needs the requests
-	requests := ipc.New(ipc.Options{Store: db, Groups: groups, Zone: cfg.Timezone, ErrorDir: tree.ErrorDir(), Log: log.Named("ipc")})
+	requests := ipc.New(ipc.Options{
+		Store: db, Groups: groups, Zone: cfg.Timezone, ErrorDir: tree.ErrorDir(), SyncChats: channels.syncChats, Log: log.Named("ipc"),
+		TasksChanged: func() { groups.TasksChanged("") },
+	})
 	runner := turn.New(turn.Config{
 		Assistant: cfg.AssistantName, Image: state.imageRef, Runner: files.Runner, EngineName: cfg.Engine, Location: cfg.Timezone,
-		MaxOutput: cfg.MaxOutput, Timeout: cfg.ContainerTimeout, IdleTimeout: cfg.IdleTimeout,
+		Options: cfg.engineOptions, Secrets: cfg.secretsOnStdin(),
+		MaxOutput: cfg.MaxOutput, Timeout: cfg.ContainerTimeout, IdleTimeout: cfg.IdleTimeout, TaskTimeout: cfg.TaskTimeout,
 		Memory: cfg.ContainerMemory, CPUs: cfg.ContainerCPUs, Pids: cfg.ContainerPids, Network: cfg.ContainerNetwork, Runtime: cfg.Runtime,
 		Limits: turn.Limits{Memory: cfg.MaxMemory, CPUs: cfg.MaxCPUs, Pids: cfg.MaxPids},
 	}, turn.Deps{
-		Store: db, Engine: engine, Tree: tree, Mounts: allowlist,
-		Requests: requests, Gateway: doors, Typing: term.SetTyping, Rebuild: images.ensure, Log: log.Named("turn"),
+		Store: receipts{db, channels.read}, Engine: engine, Tree: tree, Mounts: allowlist,
+		Requests: requests, Gateway: doors, Typing: channels.SetTyping, Rebuild: images.ensure, Log: log.Named("turn"),
 	})
 	dispatcher, err := dispatch.New(ctx, dispatch.Options{
 		Store: db, Runs: runner, Fleet: fleet{engine}, Limit: cfg.MaxContainers, IdleTimeout: cfg.IdleTimeout,
-		Assistant: cfg.AssistantName, Senders: guests, GroupsChanged: func() { requests.Refresh() }, Log: log.Named("dispatch"),
+		Assistant: cfg.AssistantName, Senders: guests, GroupsChanged: func() { requests.Refresh() },
+		TasksChanged: func(folder string) { requests.Refresh(folder) }, Log: log.Named("dispatch"),
 	})
 	if err != nil {
 		return err
 	}
 	groups.Dispatcher = dispatcher
+	if cfg.Serves(channelWhatsApp) {
+		channels.phone = newPhone(ctx, cfg, tree, db, dispatcher, state, func(ctx context.Context) {
+			if err := sender.WakeAll(ctx); err != nil && ctx.Err() == nil {
+				log.Error("wake the outbox", zap.Error(err))
+			}
+		}, log.Named("whatsapp"))
+		defer func() { err = errors.Join(err, channels.phone.close()) }()
+	}
 	ctl := &control{
 		texts: texts{db}, ledger: ledger{db, cfg.Timezone}, cfg: cfg, started: started, bell: &chats, console: term, dispatcher: dispatcher, runner: runner,
-		shutdown: shutdown, health: state, allowlist: allowlist, guests: guests,
+		shutdown: shutdown, health: state, allowlist: allowlist, guests: guests, phone: channels.phone,
 	}
 	if opts.SampleGroups {
 		if err := ctl.addSamples(ctx); err != nil {
@@ -149,12 +164,15 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 		}),
 	}
 	g.Go(func() error { return pool.run(intake) })
+	g.Go(func() error { return dispatcher.RunTasks(intake) })
+	hangUp := channels.connect()
 
 	err = g.Wait()
 	log.Info("shutting down")
 	crash.At(crash.Shutdown)
 	within(shutdownGrace, dispatcher.Shutdown)
 	within(shutdownGrace, sender.Shutdown)
+	hangUp()
 	log.Info("stopped")
 	return err
 }
@@ -353,23 +371,77 @@ func (i *images) find(ctx context.Context) (string, error) {
 }
 
 // router finds the channel of a chat.
-type router struct{ console *console.Channel }
+type router struct {
+	console *console.Channel
+	phone   *phone // nil: WhatsApp is not served
+}
 
-func (r router) Send(ctx context.Context, o berth.Outgoing) error {
-	if console.Owns(o.ChatJID) {
+var _ outbox.Paced = (*router)(nil)
+
+func (r *router) Send(ctx context.Context, o berth.Outgoing) error {
+	switch {
+	case console.Owns(o.ChatJID):
 		return r.console.Send(ctx, o)
+	case r.calls(o.ChatJID):
+		return r.phone.Send(ctx, o)
 	}
 	return berth.Errorf(berth.Unavailable, "no channel serves chat %s", o.ChatJID)
 }
 
-var _ outbox.Paced = router{}
+// calls reports whether a chat is one of the phone's.
+func (r *router) calls(chat string) bool { return r.phone != nil && whatsapp.Owns(chat) }
 
-// Pace implements outbox.Paced. Who looks at a terminal does not want to wait.
-func (r router) Pace(chat string) outbox.Pace {
-	if console.Owns(chat) {
+// Pace implements outbox.Paced. Who looks at a terminal does not want to wait; what
+// comes at the pace of a machine is what WhatsApp looks for.
+func (r *router) Pace(chat string) outbox.Pace {
+	pace := outbox.DefaultPace
+	switch {
+	case console.Owns(chat):
 		return outbox.Pace{}
+	case whatsapp.Owns(chat):
+		pace.Jitter = time.Second
 	}
-	return outbox.DefaultPace
+	return pace
+}
+
+// SetTyping says whether the agent of a chat is at work.
+func (r *router) SetTyping(chat string, on bool) {
+	switch {
+	case console.Owns(chat):
+		r.console.SetTyping(chat, on)
+	case r.calls(chat):
+		r.phone.SetTyping(chat, on)
+	}
+}
+
+// read says that an agent was given a batch.
+func (r *router) read(b berth.Batch) {
+	if r.calls(b.ChatJID) {
+		r.phone.read(b)
+	}
+}
+
+// syncChats asks the networks which chats there are.
+func (r *router) syncChats(ctx context.Context) error {
+	if r.phone == nil {
+		return nil
+	}
+	return r.phone.syncChats(ctx)
+}
+
+// connect brings the channels up until the returned function is called. They
+// outlive the signal: what the outbox flushes goes through them.
+func (r *router) connect() (hangUp func()) {
+	if r.phone == nil {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { r.phone.run(ctx) })
+	return func() {
+		cancel()
+		wg.Wait()
+	}
 }
 
 // registry shows ipc the groups, once dispatch is made: before, no run asks.

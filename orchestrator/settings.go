@@ -1,8 +1,10 @@
 package main
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -19,21 +21,25 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"berth/orchestrator/internal/gateway"
+	"berth/orchestrator/internal/whatsapp"
 )
-
-// engines are the agent engines that the runner has.
-var engines = []string{"auto", "builtin", "probe"}
 
 // settings is the table of all settings, in the order in which people see them.
 var settings = []setting{
 	{name: "BERTH_ROOT", def: ".", help: "folder that holds groups/, data/ and store/ (not in .env: it lies there)", set: setRoot},
 	{name: "ASSISTANT_NAME", def: "Andy", help: "the assistant's name; @name is the trigger", set: setName},
 	{name: "ASSISTANT_HAS_OWN_NUMBER", def: "false", help: "true: the assistant has a phone number of its own", set: boolean(func(c *Config) *bool { return &c.AssistantHasOwnNumber })},
-	{name: "CHANNELS", def: "console", help: "chat networks; this version has console", set: setChannels},
+	{name: "CHANNELS", def: "console", help: "chat networks: console, which is always there, and whatsapp", set: setChannels},
+
+	{name: "MAX_BACKLOG_AGE", def: "12h", help: "what was written longer ago while Berth was away wakes no agent", set: duration(func(c *Config) *time.Duration { return &c.MaxBacklogAge })},
+	{name: "WHATSAPP_READ_RECEIPTS", def: "false", help: "true: messages are shown as read when an agent gets them", set: boolean(func(c *Config) *bool { return &c.ReadReceipts })},
+	{name: "WHATSAPP_MAX_MEDIA", def: "64MiB", help: "largest file that is downloaded for an agent", set: size(func(c *Config) *int64 { return &c.MaxMedia }, 1024)},
+	{name: "BERTH_WHATSAPP_DOUBLE", hidden: true, help: "for tests: a server on this host that stands in for WhatsApp, and its root key", set: setDouble},
 
 	{name: "CONTAINER_IMAGE", help: "agent image; empty: built from Berth's own runner", set: pattern(func(c *Config) *string { return &c.Image }, `^[A-Za-z0-9][A-Za-z0-9._/:@-]*$`, "give an image such as ghcr.io/you/agent:1")},
 	{name: "CONTAINER_TIMEOUT", def: "30m", help: "a run without a sign of life ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.ContainerTimeout })},
 	{name: "IDLE_TIMEOUT", def: "30m", help: "an idle container ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.IdleTimeout })},
+	{name: "TASK_TIMEOUT", def: "30m", help: "a task's run ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.TaskTimeout })},
 	{name: "CONTAINER_MAX_OUTPUT_SIZE", def: "10485760", help: "bytes of log kept of one run", set: size(func(c *Config) *int64 { return &c.MaxOutput }, 1024)},
 	{name: "MAX_CONCURRENT_CONTAINERS", def: "5", help: "containers at the same time", set: setMaxContainers},
 	{name: "CONTAINER_MEMORY", def: "1GiB", help: "memory of one container", set: size(func(c *Config) *int64 { return &c.ContainerMemory }, 6<<20)},
@@ -52,9 +58,15 @@ var settings = []setting{
 	{name: "TZ", help: "time zone of schedules and containers; empty: the system's", set: setTimezone},
 	{name: "LOG_LEVEL", def: "info", help: "trace, debug, info, warn, error, fatal or silent", set: setLogLevel},
 
-	{name: "AGENT_ENGINE", def: "auto", help: "auto, builtin or probe; this version has no engine with a model yet", set: oneOf(func(c *Config) *string { return &c.Engine }, engines...)},
-	{name: "AGENT_MODEL", help: "the model's name, for engines with a model", set: pattern(func(c *Config) *string { return &c.AgentModel }, `^[\w./:@-]{1,128}$`, "give a model's name")},
-	{name: "CREDENTIALS", def: "gateway", help: "gateway: keys stay on the host; this version has no other way", set: oneOf(func(c *Config) *string { return &c.Credentials }, "gateway")},
+	{name: "AGENT_ENGINE", def: "auto", help: "auto, builtin, model, claude, opencode, claude-acp, gemini, codex, acp or probe: see docs/engines.md", set: oneOf(func(c *Config) *string { return &c.Engine }, engines...)},
+	{name: "AGENT_MODEL", help: "the model's name, for engines with a model", set: pattern(func(c *Config) *string { return &c.AgentModel }, modelPattern, "give a model's name")},
+	{name: "AGENT_PROVIDER", help: "anthropic or openai, where there are keys for both; empty: the model's name decides", set: oneOf(func(c *Config) *string { return &c.AgentProvider }, providerAnthropic, providerOpenAI)},
+	{name: "AGENT_COMMAND", help: "the program that the engine acp starts, such as \"goose acp\"", set: pattern(func(c *Config) *string { return &c.AgentCommand }, `^[ -~]+$`, "give a command on one line")},
+	{name: "AGENT_SESSION_TIMEOUT", def: "15s", help: "an agent has a session after this, or the run fails", set: duration(func(c *Config) *time.Duration { return &c.SessionTimeout })},
+	{name: "AGENT_FIRST_TIMEOUT", def: "2m", help: "a turn shows a first sign of life after this, or it is stopped", set: duration(func(c *Config) *time.Duration { return &c.FirstTimeout })},
+	{name: "AGENT_SILENCE_TIMEOUT", def: "10m", help: "and another one after each of this", set: duration(func(c *Config) *time.Duration { return &c.SilenceTimeout })},
+	{name: "AGENT_SETTLE_TIMEOUT", def: "30s", help: "the final form of an answer is there after this, or what was streamed is taken", set: duration(func(c *Config) *time.Duration { return &c.SettleTimeout })},
+	{name: "CREDENTIALS", def: "gateway", help: "gateway: keys stay on the host; stdin: they are given to each container, for old images", set: oneOf(func(c *Config) *string { return &c.Credentials }, "gateway", credentialsStdin)},
 	{name: "FOLLOW_UP", def: "queue", help: "queue: messages for a busy agent wait for the end of its turn", set: oneOf(func(c *Config) *string { return &c.FollowUp }, "queue")},
 
 	{name: "EGRESS", help: "hosts that every container may reach through the gateway, such as pypi.org,*.example.org:443", set: setEgress},
@@ -67,6 +79,8 @@ var settings = []setting{
 	{name: "OPENAI_API_KEY", help: "key for an OpenAI-compatible API", secret: true, set: secret(func(c *Config) *Secret { return &c.OpenAIAPIKey })},
 	{name: "OPENAI_BASE_URL", help: "address of an OpenAI-compatible API", set: baseURL(func(c *Config) *string { return &c.OpenAIBaseURL }, "http://localhost:11434/v1")},
 }
+
+const modelPattern = `^[\w./:@-]{1,128}$`
 
 // maxSocketPath is what the kernel takes as the path of a unix socket.
 const maxSocketPath = 107
@@ -105,7 +119,13 @@ func setName(c *Config, value string) error {
 	return nil
 }
 
-var knownChannels = []string{"console"}
+// The channels, as CHANNELS names them.
+const (
+	channelConsole  = "console"
+	channelWhatsApp = "whatsapp"
+)
+
+var knownChannels = []string{channelConsole, channelWhatsApp}
 
 func setChannels(c *Config, value string) error {
 	for name := range strings.SplitSeq(value, ",") {
@@ -117,6 +137,23 @@ func setChannels(c *Config, value string) error {
 			c.Channels = append(c.Channels, name)
 		}
 	}
+	return nil
+}
+
+// setDouble reads what watestd prints, as http://127.0.0.1:port#root. Anything but
+// this host is refused: the setting is no way to another WhatsApp.
+func setDouble(c *Config, value string) error {
+	const right = "give http://127.0.0.1:port#root, with the root key in hexadecimal"
+	u, err := url.Parse(value)
+	if err != nil {
+		return errors.New(right)
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	root, bad := hex.DecodeString(u.Fragment)
+	if u.Scheme != "http" || err != nil || !ip.IsLoopback() || bad != nil || len(root) != 32 {
+		return errors.New(right)
+	}
+	c.Double = &whatsapp.Double{URL: "http://" + u.Host, Root: [32]byte(root)}
 	return nil
 }
 

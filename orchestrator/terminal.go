@@ -92,6 +92,12 @@ func (a *app) printJSON(v any) error {
 	if err != nil {
 		return err
 	}
+	_, err = fmt.Fprintln(a.stdout, harmless(data))
+	return err
+}
+
+// harmless escapes in JSON what could command a terminal.
+func harmless(data []byte) string {
 	var out strings.Builder
 	for _, r := range string(data) {
 		if hostile(r) { // all below U+10000
@@ -100,8 +106,7 @@ func (a *app) printJSON(v any) error {
 			out.WriteRune(r)
 		}
 	}
-	_, err = fmt.Fprintln(a.stdout, out.String())
-	return err
+	return out.String()
 }
 
 // printTable writes rows in columns; the first row is the heading.

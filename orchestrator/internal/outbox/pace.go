@@ -1,6 +1,7 @@
 package outbox
 
 import (
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -9,9 +10,10 @@ import (
 // Pace keeps a channel from being flooded. It is per chat, and lost at a
 // restart. The zero Pace holds nothing up.
 type Pace struct {
-	Chunk time.Duration // from one piece of a text to the next
-	Text  time.Duration // between texts, once Burst of them went out faster
-	Burst int           // at least 1 is meant
+	Chunk  time.Duration // from one piece of a text to the next
+	Text   time.Duration // between texts, once Burst of them went out faster
+	Burst  int           // at least 1 is meant
+	Jitter time.Duration // up to so much more, at random, for what follows another within seconds
 }
 
 // DefaultPace is that of people's messengers.
@@ -33,6 +35,14 @@ type rhythm struct {
 
 // wait returns how long a text must wait.
 func (r *rhythm) wait(key string, now time.Time) time.Duration {
+	wait := r.least(key, now)
+	if r.pace.Jitter > 0 && r.rest(now) > 0 {
+		wait += rand.N(r.pace.Jitter)
+	}
+	return wait
+}
+
+func (r *rhythm) least(key string, now time.Time) time.Duration {
 	if follows(r.key, key) {
 		return max(0, r.at.Add(r.pace.Chunk).Sub(now))
 	}

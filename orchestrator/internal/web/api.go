@@ -21,7 +21,8 @@ type Status struct {
 	Runs      []Run     `json:"runs"`
 	Groups    int       `json:"groups"`
 	Outbox    Outbox    `json:"outbox"`
-	Alarms    []string  `json:"alarms"` // what the operator should look at
+	Channels  []Channel `json:"channels,omitempty"` // those that need an account
+	Alarms    []string  `json:"alarms"`             // what the operator should look at
 }
 
 // Docker is the state of the container engine.
@@ -151,6 +152,7 @@ type GroupChange struct {
 	RequiresTrigger *bool                `json:"requiresTrigger,omitempty"`
 	Image           *string              `json:"image,omitempty"`
 	Engine          *string              `json:"engine,omitempty"`
+	Model           *string              `json:"model,omitempty"`
 	MemoryMiB       *int64               `json:"memoryMiB,omitempty"`
 	CPUs            *float64             `json:"cpus,omitempty"`
 	Pids            *int64               `json:"pids,omitempty"`

@@ -40,6 +40,9 @@ type Backend interface {
 	Answer(ctx context.Context, seq int64, wait time.Duration) (Answer, error)
 	// Chat yields until ctx ends.
 	Chat(ctx context.Context, folder string, after int64) iter.Seq2[Event, error]
+	Channels
+	TaskDesk
+	MemoryDesk
 }
 
 const (
@@ -192,11 +195,14 @@ func handler(b Backend, log *zap.Logger) http.Handler {
 		}
 		stream(w, r, b.Chat(r.Context(), r.PathValue("folder"), after), log)
 	})
+	handleChannels(mux, handle, b, log)
+	handleTasks(handle, b)
+	handleMemory(handle, b)
 	return mux
 }
 
 // stream writes one event a line as they come.
-func stream(w http.ResponseWriter, r *http.Request, events iter.Seq2[Event, error], log *zap.Logger) {
+func stream[T any](w http.ResponseWriter, r *http.Request, events iter.Seq2[T, error], log *zap.Logger) {
 	out := http.NewResponseController(w)
 	enc := json.NewEncoder(w)
 	begun := false
@@ -232,24 +238,25 @@ func decode[T any](r *http.Request) (T, error) {
 	return in, nil
 }
 
-// fail is where errors become answers: those meant for people as they are,
-// anything else in the log in full and outside as "internal error".
 func fail(w http.ResponseWriter, r *http.Request, err error, log *zap.Logger) {
-	if r.Context().Err() != nil {
-		err = berth.Errorf(berth.Unavailable, "the daemon shuts down")
-	}
-	f := Failure{Error: "internal error: see the daemon's log", Kind: berth.Internal.String()}
-	status := http.StatusInternalServerError
-	if known, ok := errors.AsType[*berth.Error](err); ok {
-		f = Failure{Error: err.Error(), Kind: known.Kind.String()}
-		status = map[berth.Kind]int{
-			berth.Invalid: http.StatusBadRequest, berth.NotFound: http.StatusNotFound, berth.Conflict: http.StatusConflict,
-			berth.Denied: http.StatusForbidden, berth.Unavailable: http.StatusServiceUnavailable,
-		}[known.Kind]
-	} else {
-		log.Error("control socket", zap.String("request", r.Method+" "+r.URL.Path), zap.Error(err))
-	}
+	f, status := failure(r, err, log)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
 	_ = json.NewEncoder(w).Encode(f) // the client went away
+}
+
+// failure is where errors become answers: those meant for people as they are,
+// anything else in the log in full and outside as "internal error".
+func failure(r *http.Request, err error, log *zap.Logger) (f Failure, status int) {
+	if r.Context().Err() != nil {
+		err = berth.Errorf(berth.Unavailable, "the daemon shuts down")
+	}
+	if known, ok := errors.AsType[*berth.Error](err); ok {
+		return Failure{Error: err.Error(), Kind: known.Kind.String()}, map[berth.Kind]int{
+			berth.Invalid: http.StatusBadRequest, berth.NotFound: http.StatusNotFound, berth.Conflict: http.StatusConflict,
+			berth.Denied: http.StatusForbidden, berth.Unavailable: http.StatusServiceUnavailable, berth.Internal: http.StatusInternalServerError,
+		}[known.Kind]
+	}
+	log.Error("control socket", zap.String("request", r.Method+" "+r.URL.Path), zap.Error(err))
+	return Failure{Error: "internal error: see the daemon's log", Kind: berth.Internal.String()}, http.StatusInternalServerError
 }

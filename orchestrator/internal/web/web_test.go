@@ -25,6 +25,8 @@ type backend struct {
 	waited  time.Duration
 	stopped bool
 	follow  chan struct{} // closed when a chat is followed
+	TaskDesk
+	MemoryDesk
 }
 
 func (b *backend) Status(context.Context) (Status, error)  { return Status{PID: 7}, b.err }
