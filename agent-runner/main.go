@@ -2,7 +2,8 @@
 // stdin, drives an agent engine, takes further messages as files, and prints
 // frames on stdout; package protocol says how.
 //
-// As "agent-runner sh -c COMMAND" it is a shell, for images that have none.
+// As "agent-runner sh -c COMMAND" it is a shell, for images that have none, and
+// as "agent-runner tools" the server of the agent's tools.
 package main
 
 import (
@@ -10,8 +11,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
@@ -20,13 +23,12 @@ import (
 
 	"berth/agent-runner/internal/emit"
 	"berth/agent-runner/internal/engine"
-	"berth/agent-runner/internal/engine/builtin"
-	"berth/agent-runner/internal/engine/probe"
 	"berth/agent-runner/internal/forward"
 	"berth/agent-runner/internal/input"
 	"berth/agent-runner/internal/loop"
 	"berth/agent-runner/internal/reap"
 	"berth/agent-runner/internal/shell"
+	"berth/agent-runner/internal/tools"
 	"berth/agent-runner/protocol"
 )
 
@@ -36,8 +38,12 @@ func main() {
 		os.Exit(serve())
 	case os.Args[1] == "sh":
 		os.Exit(shell.Main(os.Args[2:]))
+	case os.Args[1] == "tools" && len(os.Args) == 2:
+		os.Exit(tools.Main(protocol.IPCDir, protocol.GroupDir))
+	case os.Args[1] == "tools" && len(os.Args) == 4: // folders of a test
+		os.Exit(tools.Main(os.Args[2], os.Args[3]))
 	default:
-		fmt.Fprintln(os.Stderr, "usage: agent-runner < input.json\n       agent-runner sh -c COMMAND")
+		fmt.Fprintln(os.Stderr, "usage: agent-runner < input.json\n       agent-runner sh -c COMMAND\n       agent-runner tools")
 		os.Exit(2)
 	}
 }
@@ -76,6 +82,21 @@ func serve() int {
 // places are the folders that the host mounts.
 type places struct{ ipc, group, home string }
 
+// shareMemory gives the memory file of a folder the other name that engines look
+// for, unless something has it. The link is for this container: the host reads no
+// file through it.
+func shareMemory(dir string, logger *log.Logger) {
+	const file, name = "AGENTS.md", "CLAUDE.md"
+	if _, err := os.Lstat(filepath.Join(dir, file)); err != nil {
+		return
+	}
+	err := os.Symlink(file, filepath.Join(dir, name))
+	// Only main may write what all groups share.
+	if err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, unix.EROFS) && !errors.Is(err, fs.ErrPermission) {
+		logger.Printf("share the memory file as %s: %v", name, err)
+	}
+}
+
 // signalled is the cause of the end of a run that a signal ended.
 type signalled struct{ signal unix.Signal }
 
@@ -98,12 +119,17 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, children *reap.
 		logger.Printf("no way out of this container: %v", err)
 	}
 	defer way.Close()
+	shareMemory(at.group, logger)
+	shareMemory(filepath.Join(filepath.Dir(at.group), "global"), logger)
 	config := engine.Config{Input: in, WorkDir: at.group, Home: at.home, Children: children, Log: logger}
 	config.Prompt = ""
-	agent, err := engine.Registry{
-		"builtin": builtin.Open,
-		"probe":   probe.Opener(out),
-	}.Open(config, "builtin")
+	if in.Gateway != "" {
+		config.Gateway = forward.Address
+	}
+	if config.Tools, err = tools.Servers(config); err != nil {
+		logger.Print(err)
+	}
+	agent, err := open(config, out, exec.LookPath, logger)
 	if err != nil {
 		out.Emit(engine.Failed(err))
 		return 1
@@ -120,6 +146,9 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, children *reap.
 		Folder:    input.NewFolder(inputDir, logger),
 		Wake:      input.Watch(watch, inputDir, leasePath, logger),
 		LeasePath: leasePath,
+		Children:  children,
+		WorkDir:   at.group,
+		Home:      at.home,
 		Log:       logger,
 	}
 	err = l.Run(ctx)

@@ -88,9 +88,9 @@ func TestRU01BadStdin(t *testing.T) {
 }
 
 func TestUnknownEngine(t *testing.T) {
-	_, stdout, code := start(t, stdin(t, protocol.Input{Engine: "claude"}))
+	_, stdout, code := start(t, stdin(t, protocol.Input{Engine: "gpt"}))
 	for f, err := range (protocol.Stream{Nonce: "nonce"}).Frames(stdout) {
-		if err != nil || f.ErrorClass != protocol.ClassInput || f.Error != `unknown engine "claude": this image has builtin, probe` {
+		if err != nil || f.ErrorClass != protocol.ClassInput || f.Error != `unknown engine "gpt": this image has acp, builtin, claude, claude-acp, codex, gemini, model, opencode, probe` {
 			t.Errorf("%+v, %v", f, err)
 		}
 	}
@@ -229,5 +229,39 @@ func TestClosedStdoutIsNoDeath(t *testing.T) {
 	p.exits(5)
 	if log := p.stderr.String(); !strings.Contains(log, "alive") || strings.Count(log, "broken pipe") != 1 {
 		t.Errorf("log:\n%s", log)
+	}
+}
+
+// Engines look for the memory file under two names; what a group has made of the
+// second one stays.
+func TestMemoryFileHasTwoNames(t *testing.T) {
+	var stderr bytes.Buffer
+	logger := log.New(&stderr, "", 0)
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "AGENTS.md"), filepath.Join(dir, "CLAUDE.md")
+	shareMemory(dir, logger)
+	if _, err := os.Lstat(link); err == nil {
+		t.Error("a link to nothing")
+	}
+	if err := os.WriteFile(file, []byte("one"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shareMemory(dir, logger)
+	if text, err := os.ReadFile(link); err != nil || string(text) != "one" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if to, err := os.Readlink(link); err != nil || to != "AGENTS.md" {
+		t.Errorf("it leads to %q, %v", to, err)
+	}
+	shareMemory(dir, logger)
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(link, []byte("own"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	shareMemory(dir, logger)
+	if text, err := os.ReadFile(link); err != nil || string(text) != "own" || stderr.Len() > 0 {
+		t.Errorf("%q, %v, logged %q", text, err, &stderr)
 	}
 }
