@@ -131,6 +131,9 @@ func (c *carrier) touchLease(ctx context.Context) {
 	}
 }
 
+// older reports whether the image's runner speaks no protocol of ours.
+func (c *carrier) older() bool { return c.box.Marker() != protocol.DefaultMarker }
+
 // read turns the streams into events until the container exits. A stream that
 // breaks before is opened anew.
 func (c *carrier) read(ctx context.Context, exited <-chan struct{}, out chan<- event) {
@@ -152,7 +155,7 @@ func (c *carrier) read(ctx context.Context, exited <-chan struct{}, out chan<- e
 		}
 	}
 	stream := protocol.Stream{Marker: c.box.Marker(), Nonce: c.run.Nonce, Log: c.runLog}
-	if stream.Marker != protocol.DefaultMarker {
+	if c.older() {
 		stream.Nonce = ""
 	}
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
@@ -372,7 +375,7 @@ func (l *loop) output(f protocol.Frame) {
 	if len(p.Out) > 0 {
 		l.inbox.Drain(l.ctx) // what the agent sent before comes before
 	}
-	old := !l.ready && !l.adopted && f.Status == protocol.StatusSuccess // an older runner says no more than this
+	old := (l.older() || !l.ready && !l.adopted) && f.Status == protocol.StatusSuccess // an older runner says no more than this
 	stored := false
 	if old {
 		stored = l.turnEnded(p)
@@ -451,6 +454,10 @@ func (l *loop) collect(before int64) {
 
 // resync finds out what happened while nobody listened.
 func (l *loop) resync() {
+	if l.older() { // it could not say; what it owes an answer is in the store
+		l.rest()
+		return
+	}
 	l.collect(0)
 	l.syncing = true
 	data, err := protocol.Marshal(protocol.Message{Type: protocol.TypeSync})
