@@ -127,7 +127,7 @@ func TestOldRunner(t *testing.T) {
 	}
 
 	h := newHost(t, "")
-	h.env = append(h.env, "CREDENTIALS=stdin", "CONTAINER_NETWORK=bridge", "ANTHROPIC_API_KEY="+secretKey)
+	h.env = append(h.env, "CREDENTIALS=stdin", "ANTHROPIC_API_KEY="+secretKey)
 	mustBerth(t, h.root, "groups", "add", "family", "--no-trigger", "--image", tag)
 	h.ready()
 	must := func(text, want string) {

@@ -55,7 +55,7 @@ func TestW58KeyStaysOnTheHost(t *testing.T) {
 	url, goOn := provider(t)
 	h := newHost(t, "")
 	h.env = append(h.env, "ANTHROPIC_BASE_URL="+url, "ANTHROPIC_API_KEY="+secretKey)
-	mustBerth(t, h.root, "groups", "add", "family", "--no-trigger")
+	mustBerth(t, h.root, "groups", "add", "family", "--no-trigger", "--engine", "builtin")
 	h.ready()
 	group := filepath.Join(h.root, "groups", "family")
 	if _, err := h.ask("family", "run echo its folders are there"); err != nil {
@@ -189,7 +189,7 @@ func TestEgressIsRefused(t *testing.T) {
 	defer server.Close()
 	port := server.URL[strings.LastIndexByte(server.URL, ':')+1:]
 	h := newHost(t, "")
-	mustBerth(t, h.root, "groups", "add", "family", "--no-trigger")
+	mustBerth(t, h.root, "groups", "add", "family", "--no-trigger", "--engine", "builtin")
 	mustBerth(t, h.root, "groups", "set", "family", "--egress", "listed.example")
 	h.ready()
 	for target, reason := range map[string]string{
