@@ -345,6 +345,8 @@ func (p *private) start() {
 	p.cmd = exec.Command("dockerd", append([]string{"-H", p.host, "--data-root", filepath.Join(p.dir, "data"), "--exec-root", filepath.Join(p.dir, "exec"),
 		"--pidfile", filepath.Join(p.dir, "pid"), "--config-file", filepath.Join(p.dir, "none.json"), "--bridge=none", "--iptables=false", "--ip6tables=false"}, p.args...)...)
 	p.cmd.Stdout, p.cmd.Stderr = log, log
+	// A network of its own: without a bridge it would take away that of the host's.
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)
 	}

@@ -693,6 +693,8 @@ func TestLostEngine(t *testing.T) {
 		cmd := exec.Command(dockerd, "-H", host, "--data-root", filepath.Join(dir, "data"), "--exec-root", filepath.Join(dir, "exec"),
 			"--pidfile", filepath.Join(dir, "pid"), "--config-file", filepath.Join(dir, "none.json"), "--bridge=none", "--iptables=false", "--ip6tables=false")
 		cmd.Stdout, cmd.Stderr = log, log
+		// A network of its own: without a bridge it would take away that of the host's.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
