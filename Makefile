@@ -33,10 +33,22 @@ demo: engine build ## play the uses of Berth with real containers and say what e
 test: gvisor build check ## check, then all tests, with the race detector and a real engine
 	$(GO) test -race -tags docker -timeout 9m $(PACKAGES)
 
+ENGINES ?= $(HOME)/.cache/berth/engines
+TABLES  ?= .
+
+.PHONY: test-engines
+test-engines: engine build ## real agent programs (2 GB, kept in ENGINES=~/.cache/berth/engines) against a fake provider; needs root
+	agent-runner/internal/engine/enginetest/fetch.sh $(ENGINES)
+	@command -v debootstrap >/dev/null || { apt-get update -qq && apt-get install -y -qq debootstrap; } >/dev/null
+	@[ -x $(ENGINES)/rootfs/usr/local/bin/claude ] || { rm -rf $(ENGINES)/rootfs; container/make-rootfs.sh $(ENGINES)/rootfs \
+		$(ENGINES)/node_modules/opencode-linux-x64/bin/opencode $(ENGINES)/node_modules/@anthropic-ai/claude-code-linux-x64/claude; }
+	BERTH_ENGINES_ROOTFS=$(ENGINES)/rootfs $(GO) test -race -tags docker,engines -timeout 20m -run 'TestRealEngines' ./orchestrator
+	BERTH_ENGINES=$(ENGINES) $(GO) test -tags engines -timeout 40m -run '$(TABLES)' ./agent-runner/internal/engine/enginetest
+
 .PHONY: check
 check: ## formatting, vet, staticcheck, import directions
 	@unformatted=$$(gofmt -l orchestrator agent-runner); if [ -n "$$unformatted" ]; then echo "gofmt would change: $$unformatted"; exit 1; fi
-	$(GO) vet -tags docker,crash $(PACKAGES)
+	$(GO) vet -tags docker,crash,engines $(PACKAGES)
 	$(GO) tool staticcheck -tags docker $(PACKAGES)
 	$(GO) test -run TestImports ./orchestrator
 
@@ -46,7 +58,7 @@ vuln: ## known vulnerabilities (needs the network)
 
 .PHONY: crash
 crash: engine ## kill the daemon at each step of a message, 5 times each, and count what is lost or doubled
-	$(GO) test -tags docker,crash -count 1 -timeout 30m -v -run 'TestCrash$$' ./orchestrator -args -times $(or $(TIMES),5) | grep -v '_test.go:.*daemon:'
+	$(GO) test -tags docker,crash -count 1 -timeout 30m -v -run 'TestCrash(Tasks)?$$' ./orchestrator -args -times $(or $(TIMES),5) | grep -v '_test.go:.*daemon:'
 
 .PHONY: soak
 soak: engine build ## a storm of kills on a hundred groups for MINUTES=20, with an auditor; writes docs/reliability.md
