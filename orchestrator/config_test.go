@@ -43,7 +43,7 @@ func TestConfigDefaults(t *testing.T) {
 		MountAllowlist: "/home/ann/.config/berth/mount-allowlist.json",
 		Timezone:       c.Timezone, TimezoneName: c.TimezoneName, LogLevel: zapcore.InfoLevel,
 		Engine: "auto", Credentials: "gateway", FollowUp: "queue",
-		SessionTimeout: 15 * time.Second, FirstTimeout: 2 * time.Minute, SilenceTimeout: 10 * time.Minute, SettleTimeout: 30 * time.Second,
+		FirstTimeout: 2 * time.Minute, SilenceTimeout: 10 * time.Minute, SettleTimeout: 30 * time.Second,
 	}
 	if want := fmt.Sprintf("%+v", want); got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -147,6 +147,9 @@ func TestConfigValues(t *testing.T) {
 		{"DOCKER_CERT_PATH=certs", nil, nil},
 		{"BERTH_MOUNT_ALLOWLIST=~/x.json", func(c Config) any { return c.MountAllowlist }, "/home/ann/x.json"},
 		{"BERTH_MOUNT_ALLOWLIST=x.json", nil, nil},
+		{"WHITELIST_PAIR_TOKEN=eight888", func(c Config) any { return c.PairToken.Reveal() }, "eight888"},
+		{"WHITELIST_PAIR_TOKEN=seven77", nil, nil},
+		{"WHITELIST_PAIR_TOKEN=two words", nil, nil},
 		{"TZ=Asia/Tokyo", func(c Config) any { return c.TimezoneName + c.Timezone.String() }, "Asia/TokyoAsia/Tokyo"},
 		{"TZ=UTC", func(c Config) any { return c.Timezone.String() }, "UTC"},
 		{"TZ=", nil, nil},
@@ -180,7 +183,8 @@ func TestConfigValues(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), name+"=") {
 					t.Fatalf("got %v, want an error that names %s", err, name)
 				}
-				if shown := strings.Contains(err.Error(), fmt.Sprintf("%q", value)); shown == strings.Contains(name, "_KEY") {
+				secret := strings.Contains(name, "_KEY") || strings.Contains(name, "_TOKEN")
+				if shown := strings.Contains(err.Error(), fmt.Sprintf("%q", value)); shown == secret {
 					t.Errorf("got %q: want the value shown unless it is secret", err)
 				}
 				return

@@ -33,7 +33,9 @@ func (c Config) engineOptions(g berth.Group) map[string]string {
 	for name, d := range map[string]time.Duration{
 		"sessionTimeout": c.SessionTimeout, "firstTimeout": c.FirstTimeout, "silenceTimeout": c.SilenceTimeout, "settleTimeout": c.SettleTimeout,
 	} {
-		options[name] = d.String()
+		if d > 0 {
+			options[name] = d.String()
+		}
 	}
 	return options
 }

@@ -21,6 +21,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"berth/orchestrator/internal/gateway"
+	"berth/orchestrator/internal/pairing"
 	"berth/orchestrator/internal/whatsapp"
 )
 
@@ -40,6 +41,7 @@ var settings = []setting{
 	{name: "CONTAINER_TIMEOUT", def: "30m", help: "a run without a sign of life ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.ContainerTimeout })},
 	{name: "IDLE_TIMEOUT", def: "30m", help: "an idle container ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.IdleTimeout })},
 	{name: "TASK_TIMEOUT", def: "30m", help: "a task's run ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.TaskTimeout })},
+	{name: "HEARTBEAT_INTERVAL_MINUTES", def: "0", help: "how often main's agent goes through the checks in HEARTBEAT.md; 0: never", set: setHeartbeat},
 	{name: "CONTAINER_MAX_OUTPUT_SIZE", def: "10485760", help: "bytes of log kept of one run", set: size(func(c *Config) *int64 { return &c.MaxOutput }, 1024)},
 	{name: "MAX_CONCURRENT_CONTAINERS", def: "5", help: "containers at the same time", set: setMaxContainers},
 	{name: "CONTAINER_MEMORY", def: "1GiB", help: "memory of one container", set: size(func(c *Config) *int64 { return &c.ContainerMemory }, 6<<20)},
@@ -53,6 +55,7 @@ var settings = []setting{
 	{name: "DOCKER_HOST", help: "the Docker engine; empty: its usual socket", set: setDockerHost},
 	{name: "DOCKER_CERT_PATH", help: "folder with ca.pem, cert.pem and key.pem for a Docker engine over TLS", set: setDockerCerts},
 	{name: "BERTH_MOUNT_ALLOWLIST", def: "~/.config/berth/mount-allowlist.json", help: "host folders that groups may be given", set: setMountAllowlist},
+	{name: "WHITELIST_PAIR_TOKEN", help: "who writes /pair and this counts from then on; empty: nobody can", secret: true, set: setPairToken},
 	{name: "BERTH_SENDER_ALLOWLIST", help: "whose messages count; empty: everybody's, unless ~/.config/berth/sender-allowlist.json is there", set: setSenderAllowlist},
 
 	{name: "TZ", help: "time zone of schedules and containers; empty: the system's", set: setTimezone},
@@ -62,7 +65,7 @@ var settings = []setting{
 	{name: "AGENT_MODEL", help: "the model's name, for engines with a model", set: pattern(func(c *Config) *string { return &c.AgentModel }, modelPattern, "give a model's name")},
 	{name: "AGENT_PROVIDER", help: "anthropic or openai, where there are keys for both; empty: the model's name decides", set: oneOf(func(c *Config) *string { return &c.AgentProvider }, providerAnthropic, providerOpenAI)},
 	{name: "AGENT_COMMAND", help: "the program that the engine acp starts, such as \"goose acp\"", set: pattern(func(c *Config) *string { return &c.AgentCommand }, `^[ -~]+$`, "give a command on one line")},
-	{name: "AGENT_SESSION_TIMEOUT", def: "15s", help: "an agent has a session after this, or the run fails", set: duration(func(c *Config) *time.Duration { return &c.SessionTimeout })},
+	{name: "AGENT_SESSION_TIMEOUT", help: "an agent has a session after this, or the run fails; empty: 15s, and 45s for OpenCode", set: duration(func(c *Config) *time.Duration { return &c.SessionTimeout })},
 	{name: "AGENT_FIRST_TIMEOUT", def: "2m", help: "a turn shows a first sign of life after this, or it is stopped", set: duration(func(c *Config) *time.Duration { return &c.FirstTimeout })},
 	{name: "AGENT_SILENCE_TIMEOUT", def: "10m", help: "and another one after each of this", set: duration(func(c *Config) *time.Duration { return &c.SilenceTimeout })},
 	{name: "AGENT_SETTLE_TIMEOUT", def: "30s", help: "the final form of an answer is there after this, or what was streamed is taken", set: duration(func(c *Config) *time.Duration { return &c.SettleTimeout })},
@@ -166,6 +169,15 @@ func setMaxContainers(c *Config, value string) error {
 	return nil
 }
 
+func setHeartbeat(c *Config, value string) error {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 || n > 7*24*60 {
+		return errors.New("give a whole number of minutes from 1 to 10080, or 0 for never")
+	}
+	c.Heartbeat = time.Duration(n) * time.Minute
+	return nil
+}
+
 func setCPUs(c *Config, value string) error {
 	return cpus(func(c *Config) *float64 { return &c.ContainerCPUs })(c, value)
 }
@@ -225,6 +237,11 @@ func setMountAllowlist(c *Config, value string) error {
 
 func setSenderAllowlist(c *Config, value string) error {
 	return listFile(&c.SenderAllowlist, c.Home, value)
+}
+
+func setPairToken(c *Config, value string) error {
+	c.PairToken = Secret(value)
+	return pairing.ValidToken(value)
 }
 
 func listFile(field *string, home, value string) error {

@@ -43,10 +43,10 @@ func (b *bench) makeRoot(ctx context.Context, name string, n int) (root string, 
 
 // start runs the daemon of a root until stop, and returns when it is ready: its
 // log says so, and its socket answers.
-func (b *bench) start(ctx context.Context, root string) (*daemon, error) {
+func (b *bench) start(ctx context.Context, root string, env ...string) (*daemon, error) {
 	begin := time.Now()
 	cmd := exec.Command(b.program, "run", "--root", root)
-	cmd.Env = b.environ()
+	cmd.Env = append(b.environ(), env...)
 	log := &lastLines{ready: make(chan bool)}
 	cmd.Stderr = log
 	process, err := rig.Start(cmd)

@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	bound        = 3 * time.Minute // of everything
+	bound        = 6 * time.Minute // of everything
 	cleanupBound = 30 * time.Second
 	stepBound    = 30 * time.Second // of a single thing that is waited for
 )
@@ -49,6 +49,7 @@ type bench struct {
 	dir     string // everything on disk; removed at the end
 	install string // label of everything on the engine; removed at the end
 	image   string
+	rootfs  string // with agent programs; may be empty
 	docker  *docker.Engine
 	bare    *bare
 	log     *zap.Logger
@@ -59,14 +60,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.SetOutput(stderr)
 	program := flags.String("berth", "bin/berth", "the program to measure, with agent-runner beside it")
 	out := flags.String("out", "", "file to write the table to, besides stdout")
-	only := flags.String("only", "", "measure only the rows of these groups, separated by commas: cold, warm, store, memory, ready")
+	only := flags.String("only", "", "measure only the rows of these groups, separated by commas: cold, warm, store, memory, ready, engines")
+	rootfs := flags.String("rootfs", "", "a root file system with the programs claude and opencode, to measure them too")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, bound, fmt.Errorf("not done after %v", bound))
 	defer cancel()
 
-	b := &bench{install: "bench-" + berth.NewID(6), log: newLogger(stderr)}
+	b := &bench{install: "bench-" + berth.NewID(6), rootfs: *rootfs, log: newLogger(stderr)}
 	if b.program, err = rig.Program(*program); err != nil {
 		return err
 	}
@@ -97,7 +99,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	for _, group := range []struct {
 		name    string
 		measure func(context.Context, *report) error
-	}{{"cold", b.cold}, {"warm", b.warm}, {"store", b.store}, {"memory", b.memory}, {"ready", b.ready}} {
+	}{{"cold", b.cold}, {"warm", b.warm}, {"store", b.store}, {"memory", b.memory}, {"ready", b.ready}, {"engines", b.engines}} {
 		if *only != "" && !strings.Contains(","+*only+",", ","+group.name+",") {
 			continue
 		}

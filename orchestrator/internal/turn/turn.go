@@ -607,7 +607,7 @@ func (c *carrier) taken() (ids []string) {
 // ending classifies how the run ended. The failure is nil if it did what was
 // asked, as far as one can tell here.
 func (c *carrier) ending(exit Exit, start error) (berth.Ending, *failure) {
-	e := berth.Ending{RunID: c.run.ID, At: time.Now(), ExitCode: exit.Code, Backoff: backoff}
+	e := berth.Ending{RunID: c.run.ID, At: time.Now(), ExitCode: exit.Code, DropSession: c.slot.Renewed(), Backoff: backoff}
 	f := c.failure
 	switch {
 	case f != nil:
@@ -657,7 +657,9 @@ func reason(class string) string {
 	case protocol.ClassAuth:
 		return "The key for the model was refused. The operator has been told."
 	case protocol.ClassImage:
-		return "My container image is missing. The operator has been told."
+		return "My container image is missing, or something in it. The operator has been told."
+	case protocol.ClassInput:
+		return "I am not set up right. The operator has been told."
 	case protocol.ClassMemory:
 		return "I ran out of memory. The operator has been told."
 	case protocol.ClassRateLimit:

@@ -77,6 +77,9 @@ func Open(c engine.Config) (engine.Engine, error) {
 	if err != nil {
 		return nil, err
 	}
+	if p.slow && c.EngineOptions[engine.OptionSession] == "" {
+		times.Session = 45 * time.Second
+	}
 	e := &Engine{config: c, preset: p, times: times}
 	s := e.spec()
 	if err := s.Find(); err != nil {

@@ -31,6 +31,8 @@ type preset struct {
 	// instructed says that environ or session hands the system prompt over; else
 	// it stands before the first prompt.
 	instructed bool
+	// slow says that it takes longer than others until a session is there.
+	slow bool
 	// prose says that the agent tells of failed calls to its provider as if that
 	// were the answer.
 	prose bool
@@ -39,7 +41,7 @@ type preset struct {
 var presets = map[string]preset{
 	"opencode": {
 		name: "OpenCode", install: "npm package opencode-ai", args: []string{"opencode", "acp"},
-		gateway: true, environ: openCode, instructed: true,
+		gateway: true, environ: openCode, instructed: true, slow: true,
 	},
 	"claude-acp": {
 		name: "Claude's ACP adapter", install: "npm package @agentclientprotocol/claude-agent-acp", args: []string{"claude-agent-acp"},
