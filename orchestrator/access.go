@@ -27,13 +27,13 @@ type guests struct {
 
 var _ dispatch.Senders = guests{}
 
-// newGuests returns the sender allowlist of these settings.
-func newGuests(cfg Config, tree *workspace.Tree, log *zap.Logger) guests {
+// senderList returns where the sender allowlist of these settings is.
+func senderList(cfg Config, tree *workspace.Tree) senders.Options {
 	file, named := cfg.SenderAllowlist, cfg.SenderAllowlist != ""
 	if !named && cfg.Home != "" {
 		file = filepath.Join(cfg.Home, defaultSenders)
 	}
-	return guests{senders.New(senders.Options{File: file, Kept: filepath.Join(tree.StoreDir(), "sender-allowlist.json"), Required: named}), log}
+	return senders.Options{File: file, Kept: filepath.Join(tree.StoreDir(), "sender-allowlist.json"), Required: named}
 }
 
 func (s guests) Admit(g berth.Group, m berth.Message) (store, wake bool) {

@@ -64,9 +64,10 @@ func FuzzReadInput(f *testing.F) {
 func FuzzReadMessage(f *testing.F) {
 	f.Add([]byte(`{"type":"message","text":"hi","id":"1"}`))
 	f.Add([]byte(`{"type":"sync"}`))
+	f.Add([]byte(`{"type":"stop","id":"a"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m, err := ReadMessage(bytes.NewReader(data))
-		if err == nil && m.Type != TypeSync && (m.Type != TypeMessage || m.Text == "") {
+		if err == nil && m.Type != TypeSync && m.Type != TypeStop && (m.Type != TypeMessage || m.Text == "") {
 			t.Fatalf("read %+v", m)
 		}
 	})

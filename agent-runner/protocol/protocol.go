@@ -106,6 +106,9 @@ const (
 	// TypeSync asks the runner to repeat ready, its state and the ids that it
 	// consumed. The host sends it after it lost sight of the stream.
 	TypeSync = "sync"
+	// TypeStop has the runner end a turn and keep its session: the one that has the
+	// message of the file's id, now or later, or without an id the one under way.
+	TypeStop = "stop"
 )
 
 // Message is the content of one input file.
@@ -132,7 +135,7 @@ func ReadMessage(r io.Reader) (Message, error) {
 		return m, fmt.Errorf("not a JSON object: %w", err)
 	}
 	switch {
-	case m.Type == TypeSync:
+	case m.Type == TypeSync || m.Type == TypeStop:
 	case m.Type != TypeMessage:
 		return m, fmt.Errorf("unknown type %q", m.Type)
 	case m.Text == "":

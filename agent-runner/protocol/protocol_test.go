@@ -29,6 +29,7 @@ func TestReadMessage(t *testing.T) {
 		`{"type":"message","text":"a","id":"1"}`: {Type: TypeMessage, Text: "a", ID: "1"},
 		`{"type":"message","text":"a"}`:          {Type: TypeMessage, Text: "a"},
 		`{"type":"sync"}`:                        {Type: TypeSync},
+		`{"type":"stop","id":"a"}`:               {Type: TypeStop, ID: "a"},
 	} {
 		if got, err := ReadMessage(strings.NewReader(text)); err != nil || got != want {
 			t.Errorf("%s: %+v, %v", text, got, err)

@@ -16,7 +16,7 @@ import (
 	"berth/agent-runner/protocol"
 )
 
-// TS-13, TS-14: what a script decides before the agent is asked.
+// TS-10, TS-13, TS-14: what a script decides before the agent is asked.
 func TestTS13TS14ScriptDecides(t *testing.T) {
 	for _, c := range []struct {
 		what string

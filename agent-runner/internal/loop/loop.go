@@ -26,11 +26,18 @@ const StopGrace = 2 * time.Second
 // maxConsumed is how many ids of consumed messages are remembered.
 const maxConsumed = 4096
 
+// maxStops is how many ids of messages are remembered that are to be stopped
+// before they came.
+const maxStops = 64
+
 // ErrTurnFailed is the end of a run whose engine failed. The host has been told.
 var ErrTurnFailed = errors.New("the turn failed")
 
 // ErrStillBusy is joined to the error of a run whose turn did not stop in time.
 var ErrStillBusy = errors.New("the turn did not stop in time")
+
+// errStopped is the cause of the end of a turn that the host stopped.
+var errStopped = errors.New("the host stopped the turn")
 
 // Loop is one run. Fill the fields, then call Run once.
 type Loop struct {
@@ -52,6 +59,8 @@ type Loop struct {
 	session  string
 	script   string   // that the next turn begins with
 	consumed []string // ids, oldest first
+	stops    []string // ids of messages whose turn is to be stopped when it begins
+	shaken   bool     // the last turn was stopped
 	idle     bool     // nothing to do; false also before the first turn
 	turn     *turn    // nil between turns
 	calls    chan call
@@ -71,6 +80,8 @@ type turn struct {
 	note     string // why there is no answer
 	ended    chan error
 	beat     *time.Ticker
+	cancel   context.CancelCauseFunc
+	stopped  *time.Timer // nil: it was not; fires when it should have ended
 }
 
 type call struct {
@@ -78,8 +89,9 @@ type call struct {
 	done chan struct{}
 }
 
-// Run carries the run to its end: nil when the host closed it or is gone,
-// ErrTurnFailed, or the cause of ctx's end.
+// Run carries the run to its end: nil when the host closed it or is gone, or
+// stopped a turn without which the engine cannot go on; ErrTurnFailed, ErrStillBusy,
+// or the cause of ctx's end.
 func (l *Loop) Run(ctx context.Context) error {
 	l.session = l.Input.SessionID
 	l.calls, l.over = make(chan call), make(chan struct{})
@@ -113,12 +125,26 @@ func (l *Loop) Run(ctx context.Context) error {
 			if err != nil && ctx.Err() != nil {
 				return context.Cause(ctx) // cancelled: no failure of the engine
 			}
+			if err != nil && l.shaken && !l.turn.accepted {
+				l.turn.rest()
+				l.Log.Printf("the engine did not outlive that its last turn was stopped, and the message is left to the next run: %v", err)
+				return nil
+			}
+			if err != nil && l.turn.stopped != nil && !errors.Is(err, errStopped) {
+				l.Log.Printf("the engine cannot go on after the turn was stopped: %v", err)
+				l.leave()
+				return nil
+			}
 			if !l.finish(err) {
 				return ErrTurnFailed
 			}
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
+		case <-l.turn.late():
+			l.Log.Printf("the turn goes on %v after it was stopped: this run ends", StopGrace)
+			l.leave()
+			return errors.Join(errStopped, ErrStillBusy)
 		case <-l.Wake:
 		case <-again.C:
 		}
@@ -149,6 +175,9 @@ func (l *Loop) look() (waiting []input.File, closing bool) {
 		case file.Type == protocol.TypeSync:
 			l.Folder.Remove(file.Name)
 			l.sync()
+		case file.Type == protocol.TypeStop:
+			l.Folder.Remove(file.Name)
+			l.stop(file.ID)
 		case file.ID != "" && slices.Contains(l.consumed, file.ID):
 			l.Folder.Remove(file.Name)
 			l.ack(file.ID)
@@ -159,6 +188,25 @@ func (l *Loop) look() (waiting []input.File, closing bool) {
 		}
 	}
 	return waiting, closing
+}
+
+// stop ends the turn that has a message, or any with an empty id. If the message
+// has yet to come, its turn ends when it begins.
+func (l *Loop) stop(id string) {
+	switch {
+	case l.turn != nil && (id == "" || slices.Contains(l.turn.ids, id)):
+		l.turn.stop()
+	case id != "" && !slices.Contains(l.consumed, id):
+		l.stops = append(l.stops, id)
+		l.stops = slices.Delete(l.stops, 0, max(0, len(l.stops)-maxStops))
+	}
+}
+
+func (t *turn) stop() {
+	if t.stopped == nil {
+		t.stopped = time.NewTimer(StopGrace)
+		t.cancel(errStopped)
+	}
 }
 
 // pending reports whether the turn under way has the message but no ack yet.
@@ -189,7 +237,12 @@ func (l *Loop) begin(ctx context.Context, text string, ids []string, waiting []i
 		t.files = append(t.files, file.Name)
 		t.ids = append(t.ids, idsOf(file)...)
 	}
+	ctx, t.cancel = context.WithCancelCause(ctx)
 	l.turn, l.idle = t, false
+	if slices.ContainsFunc(t.ids, func(id string) bool { return slices.Contains(l.stops, id) }) {
+		t.stop()
+	}
+	l.stops = nil // whatever else they name does not come any more
 	script := l.script
 	l.script = ""
 	go func() { t.ended <- l.ask(ctx, script, strings.Join(texts, "\n"), t) }()
@@ -198,7 +251,10 @@ func (l *Loop) begin(ctx context.Context, text string, ids []string, waiting []i
 // finish ends the turn with its last frames and reports whether the run goes on.
 func (l *Loop) finish(err error) bool {
 	t := l.turn
-	t.beat.Stop()
+	t.rest()
+	if l.shaken = t.stopped != nil; l.shaken {
+		t.note, err = "it was stopped", nil
+	}
 	if err != nil {
 		f := engine.Failed(err)
 		f.NewSessionID = l.session
@@ -215,16 +271,34 @@ func (l *Loop) finish(err error) bool {
 	return true
 }
 
+// leave ends a stopped turn with which the run ends too. The host gets the session,
+// which the next run continues.
+func (l *Loop) leave() {
+	l.turn.rest()
+	l.turn.accept()
+	l.Out.Emit(protocol.Frame{Type: protocol.TypeOutput, Status: protocol.StatusSuccess, NewSessionID: l.session, Note: "it was stopped"})
+}
+
+// rest ends what the turn holds.
+func (t *turn) rest() {
+	t.beat.Stop()
+	t.cancel(nil)
+	if t.stopped != nil {
+		t.stopped.Stop()
+	}
+}
+
 // steer gives messages to the turn under way, if the engine can take them.
 func (l *Loop) steer(waiting []input.File) {
 	steerer, ok := l.Engine.(engine.Steerer)
-	if !ok || !l.turn.accepted {
+	if !ok || !l.turn.accepted || l.turn.stopped != nil {
 		return
 	}
 	for _, file := range waiting {
 		if !steerer.Steer(file.Text) {
 			return // the order stays: what follows waits too
 		}
+		l.turn.ids = append(l.turn.ids, idsOf(file)...)
 		l.consume([]string{file.Name}, idsOf(file)...)
 	}
 }
@@ -259,7 +333,7 @@ func (l *Loop) abandon(ctx context.Context) error {
 	if l.turn == nil {
 		return cause
 	}
-	defer l.turn.beat.Stop()
+	defer l.turn.rest()
 	grace := time.NewTimer(StopGrace)
 	defer grace.Stop()
 	for {
@@ -306,7 +380,7 @@ func (l *Loop) serve(c call) {
 	close(c.done)
 }
 
-// heartbeat and end return nil, which blocks, while there is no turn.
+// heartbeat, end and late return nil, which blocks, while there is no turn.
 
 func (t *turn) heartbeat() <-chan time.Time {
 	if t == nil {
@@ -320,6 +394,13 @@ func (t *turn) end() <-chan error {
 		return nil
 	}
 	return t.ended
+}
+
+func (t *turn) late() <-chan time.Time {
+	if t == nil || t.stopped == nil {
+		return nil
+	}
+	return t.stopped.C
 }
 
 // Accept implements engine.Turn.

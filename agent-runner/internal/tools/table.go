@@ -124,14 +124,14 @@ var table = []tool{
 	},
 	{
 		name: "send_file", dir: inMessages, verb: "send_file",
-		about:   "Send a file from your working folder to the chat.",
-		params:  []param{{name: "path", required: true, about: "Path of the file, below /workspace/group."}, {name: "caption", about: "Text to go with it."}, chatParam},
-		request: ownChat, say: sayDone("The file is on its way."),
+		about:   "Send a file from your working folder to the chat, as it is now. At most 64 MiB.",
+		params:  []param{{name: "path", required: true, about: "Path of the file, below /workspace/group."}, {name: "caption", about: "Text to go with it, at most one message long."}, chatParam},
+		request: ownChat, say: sayFile,
 	},
 	{
 		name: "react", dir: inMessages, verb: "react",
 		about:   "React to a message of the chat with an emoji.",
-		params:  []param{{name: "message_id", field: "messageId", required: true, about: "Id of the message."}, {name: "emoji", required: true, about: "One emoji."}, chatParam},
+		params:  []param{{name: "message_id", field: "messageId", required: true, about: "Id of the message, as in <message id=…>: a number."}, {name: "emoji", required: true, about: "One emoji."}, chatParam},
 		request: ownChat, say: sayDone("The reaction is on its way."),
 	},
 	{
@@ -192,7 +192,7 @@ var table = []tool{
 		name: "search_history", dir: inTasks, verb: "search_history",
 		about: "Search the earlier messages of this chat, newest first.",
 		params: []param{
-			{name: "query", required: true, about: `Words that a message must all hold. "two words" in quotes stand together; begin* finds every word that begins so.`},
+			{name: "query", required: true, about: `Words that a message must all hold. "two words" in quotes stand together; begin* finds every word that begins so, in the newest 20 000 messages.`},
 			{name: "limit", typ: "integer", about: "How many to return, from 1 to 50; usually 20."},
 			{name: "before", typ: "integer", about: "Only messages before this number, to read on after an earlier search."},
 			groupParam,
@@ -245,6 +245,13 @@ var saySent = read(func(r struct{ Texts int }) string {
 		return "The message is on its way."
 	}
 	return fmt.Sprintf("The message is on its way, in %d parts.", r.Texts)
+})
+
+var sayFile = read(func(r struct {
+	File  string
+	Bytes int64
+}) string {
+	return fmt.Sprintf("The file %s (%d bytes) is on its way.", r.File, r.Bytes)
 })
 
 func sayTask(what string) func(json.RawMessage) (string, error) {

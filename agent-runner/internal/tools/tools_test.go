@@ -184,7 +184,7 @@ func TestEveryTool(t *testing.T) {
 		{"send_message", obj{"text": "hi"}, obj{"in": "messages", "type": "message", "chatJid": "own@g.us", "text": "hi"}, obj{"texts": 1}, "The message is on its way."},
 		{"send_message", obj{"text": "hi", "chat": "other@g.us"}, obj{"in": "messages", "type": "message", "chatJid": "other@g.us", "text": "hi"}, obj{"texts": 2}, "in 2 parts"},
 		{"send_message", obj{"text": "<internal>x</internal>"}, obj{"in": "messages", "type": "message", "chatJid": "own@g.us", "text": "<internal>x</internal>"}, obj{"texts": 0}, "Nothing was sent"},
-		{"send_file", obj{"path": "a.pdf", "caption": "c"}, obj{"in": "messages", "type": "send_file", "chatJid": "own@g.us", "path": "a.pdf", "caption": "c"}, nil, "on its way"},
+		{"send_file", obj{"path": "a.pdf", "caption": "c"}, obj{"in": "messages", "type": "send_file", "chatJid": "own@g.us", "path": "a.pdf", "caption": "c"}, obj{"file": "a.pdf", "bytes": 7}, "The file a.pdf (7 bytes) is on its way."},
 		{"react", obj{"message_id": "m1", "emoji": "👍"}, obj{"in": "messages", "type": "react", "chatJid": "own@g.us", "messageId": "m1", "emoji": "👍"}, nil, "on its way"},
 		{"ask_user", obj{"question": "Tea?", "options": []any{"yes", "no"}}, obj{"in": "messages", "type": "message", "chatJid": "own@g.us", "text": "Tea?\n1. yes\n2. no"}, obj{"texts": 1}, "End your turn"},
 		{"schedule_task", obj{"prompt": "p", "schedule_type": "cron", "schedule_value": "0 9 * * *"},

@@ -23,16 +23,14 @@ import (
 // is told to who asked, any other error is not.
 type Host interface {
 	Group(folder string) (berth.Group, bool)
-	Groups() []berth.Group // ordered by folder
-	Status(ctx context.Context, folder string) (Status, error)
+	Groups() []berth.Group                                 // ordered by folder
+	Status(ctx context.Context) (map[string]Status, error) // of all groups, by folder
 	// Stop ends the turn that the group's agent is at, tools included, and keeps
 	// its session. It returns when the order was taken; running is false if there
 	// was nothing to stop.
 	Stop(ctx context.Context, folder string) (running bool, err error)
 	// NewSession has the group's next message begin an empty conversation.
 	NewSession(ctx context.Context, folder string) error
-	// Compact has the group's conversation made shorter.
-	Compact(ctx context.Context, folder string) error
 	Tasks(ctx context.Context, folder string) ([]berth.Task, error)
 	// Usage returns what the group used today.
 	Usage(ctx context.Context, folder string) ([]berth.Usage, error)
@@ -65,28 +63,37 @@ type Call struct {
 	Message berth.Message
 	Group   berth.Group // of its chat; the zero value: it is not registered
 	Allowed bool        // the sender's messages count in the chat
+	Late    bool        // it comes so late that nothing is to be done any more
 }
 
 // Handler answers commands. Fill the fields; its method is safe for concurrent use.
 type Handler struct {
-	Host      Host
-	Memory    Memory
-	Pairing   Pairing
+	Host    Host
+	Memory  Memory
+	Pairing Pairing
+	// Seen reports whether a command was answered before: then nothing is done. It
+	// may be nil.
+	Seen      func(context.Context, berth.Message) (bool, error)
 	Assistant string
 	Location  *time.Location
 }
+
+// late is told who wrote a command that nobody could carry out in time.
+const late = "I was away when you wrote that, and did nothing. Write it again if you still want it."
 
 // failure is told when something went wrong that is not for people.
 const failure = "I hit an internal error while processing that. Please try again."
 
 // Handle carries out c if it is a command that its sender may use. Then handled is
 // true: the message must not be stored nor come to an agent, and reply, unless it
-// is empty, is to be sent to its chat. An error is for the operator's log and comes
-// with a reply. The same message handled again has the same effect once, but for
-// /new, /stop and /compact, which do no harm twice.
+// is empty, is to be sent to its chat. An error with handled is for the operator's
+// log; one without means that Seen failed, and the message has to come again. The
+// same message handled again has the same effect once, also without Seen, but for
+// /new and /stop, which do no harm twice.
 //
 // /pair is everybody's. All other commands are for senders who count in a
 // registered chat, and about its group only; in main they may name another one.
+// One that comes late is not carried out, and not a message either.
 func (h *Handler) Handle(ctx context.Context, c Call) (reply string, handled bool, err error) {
 	if c.Message.Bot {
 		return "", false, nil
@@ -95,13 +102,25 @@ func (h *Handler) Handle(ctx context.Context, c Call) (reply string, handled boo
 	if !ok {
 		return "", false, nil
 	}
-	if name == pairName {
-		reply, err = h.Pairing.Pair(ctx, pairing.Attempt{ChatJID: c.Message.ChatJID, Folder: c.Group.Folder, Sender: c.Message.Sender, Token: arg})
-		return reply, true, err
-	}
-	one, ok := find(name)
-	if !ok || c.Group.Folder == "" || !c.Allowed {
+	one, known := find(name)
+	if name != pairName && (!known || c.Group.Folder == "" || !c.Allowed) {
 		return "", false, nil
+	}
+	if h.Seen != nil {
+		if seen, err := h.Seen(ctx, c.Message); seen || err != nil {
+			return "", seen, err
+		}
+	}
+	switch {
+	case c.Late && name == pairName:
+		return "", true, nil // it may be anybody's
+	case c.Late:
+		return late, true, nil
+	case name == pairName:
+		reply, err = h.Pairing.Pair(ctx, pairing.Attempt{
+			ChatJID: c.Message.ChatJID, Folder: c.Group.Folder, Sender: c.Message.Sender, Name: c.Message.SenderName, Token: arg,
+		})
+		return reply, true, err
 	}
 	reply, err = one.do(h, ctx, c, arg)
 	if known, ok := errors.AsType[*berth.Error](err); ok && known.Kind != berth.Internal {
@@ -129,7 +148,6 @@ func commands() []one {
 		{"status", "", "what the agent is doing", (*Handler).status},
 		{"stop", "", "stop what it is doing; the conversation is kept", (*Handler).stop},
 		{"new", "", "start a new conversation", (*Handler).fresh},
-		{"compact", "", "make the conversation so far shorter", (*Handler).compact},
 		{"tasks", "", "the scheduled tasks", (*Handler).tasks},
 		{"remember", "<text>", "remember a fact in all later conversations", (*Handler).remember},
 		{"memory", "", "what is remembered", (*Handler).memory},
@@ -192,7 +210,7 @@ func (h *Handler) help(_ context.Context, c Call, _ string) (string, error) {
 	}
 	out.WriteString("/pair <token> - put yourself on the list of people who count here")
 	if c.Group.IsMain() {
-		out.WriteString("\n\nHere /status, /stop, /new, /compact, /tasks, /memory and /usage take the folder of another group, as in /stop family.")
+		out.WriteString("\n\nHere /status, /stop, /new, /tasks, /memory and /usage take the folder of another group, as in /stop family.")
 	}
 	return out.String(), nil
 }
@@ -220,13 +238,13 @@ func (h *Handler) status(ctx context.Context, c Call, arg string) (string, error
 	if c.Group.IsMain() && arg == "" {
 		groups = h.Host.Groups()
 	}
+	all, err := h.Host.Status(ctx)
+	if err != nil {
+		return "", err
+	}
 	var list []string
 	for _, g := range groups {
-		s, err := h.Host.Status(ctx, g.Folder)
-		if err != nil {
-			return "", err
-		}
-		text := s.text(time.Now())
+		text := all[g.Folder].text(time.Now())
 		if len(groups) > 1 || arg != "" {
 			text = g.Folder + ": " + text
 		}
@@ -276,14 +294,6 @@ func (h *Handler) fresh(ctx context.Context, c Call, arg string) (string, error)
 		err = h.Host.NewSession(ctx, g.Folder)
 	}
 	return "Started a new conversation session.", err
-}
-
-func (h *Handler) compact(ctx context.Context, c Call, arg string) (string, error) {
-	g, err := h.target(c, arg)
-	if err == nil {
-		err = h.Host.Compact(ctx, g.Folder)
-	}
-	return "The conversation is being made shorter.", err
 }
 
 func (h *Handler) tasks(ctx context.Context, c Call, arg string) (string, error) {

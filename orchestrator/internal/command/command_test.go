@@ -46,14 +46,13 @@ func (d *daemon) Groups() []berth.Group {
 	return []berth.Group{{Folder: "family", JID: "family@g.us"}, {Folder: "main", JID: "main@g.us"}, {Folder: "work", JID: "work@g.us", Trigger: "@Büro"}}
 }
 
-func (d *daemon) Status(_ context.Context, folder string) (Status, error) {
-	return d.states[folder], d.note("status %s", folder)
+func (d *daemon) Status(context.Context) (map[string]Status, error) {
+	return d.states, d.note("status")
 }
 func (d *daemon) Stop(_ context.Context, folder string) (bool, error) {
 	return d.running, d.note("stop %s", folder)
 }
 func (d *daemon) NewSession(_ context.Context, folder string) error { return d.note("new %s", folder) }
-func (d *daemon) Compact(_ context.Context, folder string) error    { return d.note("compact %s", folder) }
 func (d *daemon) Tasks(_ context.Context, folder string) ([]berth.Task, error) {
 	return d.tasks, d.note("tasks %s", folder)
 }
@@ -115,9 +114,9 @@ func TestCommands(t *testing.T) {
 	}
 	for _, c := range []struct{ folder, text, asked, reply string }{
 		{"family", "/help", "", "Commands:\n/help - this list\n/status - "},
-		{"family", " /STATUS ", "status family", "Busy for 1m30s, 2 messages to be answered"},
-		{"main", "/status", "status work", "Family: busy for 1m30s, 2 messages to be answered\nmain: no container runs, given up until the next message, last error: no key\nwork: waits for a free container, place 3"},
-		{"main", "/status work", "status work", "Work: waits for a free container, place 3"},
+		{"family", " /STATUS ", "status", "Busy for 1m30s, 2 messages to be answered"},
+		{"main", "/status", "status", "Family: busy for 1m30s, 2 messages to be answered\nmain: no container runs, given up until the next message, last error: no key\nwork: waits for a free container, place 3"},
+		{"main", "/status work", "status", "Work: waits for a free container, place 3"},
 		{"family", "/stop", "stop family", "Stopped. The conversation is kept."},
 		{"main", "/stop work", "stop work", "Stopped."},
 		{"family", "/stop family", "stop family", "Stopped."},
@@ -128,7 +127,6 @@ func TestCommands(t *testing.T) {
 		{"family", "@Andy /new", "new family", "Started a new conversation session."},
 		{"family", "@andy: /New", "new family", "Started a new conversation session."},
 		{"work", "@BÜRO, /new", "new work", "Started a new conversation session."},
-		{"family", "/compact", "compact family", "The conversation is being made shorter."},
 		{"family", "/tasks", "tasks family", "t1: water the plants (cron 0 9 * * *), next Mon 2026-03-02 09:00 CET\nt2: p (interval 60000), paused"},
 		{"family", "/remember  two\nlines ", `remember family "two\nlines" from Ann by command/family@g.us/m1`, "Saved to long-term memory."},
 		{"family", "/remember LIKES tea", `remember family "LIKES tea" from Ann by command/family@g.us/m1`, "Skipped: similar fact already exists."},
@@ -191,6 +189,40 @@ func TestNoCommands(t *testing.T) {
 	h := Handler{Host: d, Memory: d, Pairing: d, Assistant: "Andy"}
 	if _, handled, _ := h.Handle(t.Context(), Call{Message: berth.Message{Text: "/stop", Bot: true}, Group: berth.Group{Folder: "family"}, Allowed: true}); handled {
 		t.Error("Berth obeys itself")
+	}
+}
+
+// A command that was answered before does nothing, one that is late neither; both
+// are no messages.
+func TestSeenAndLate(t *testing.T) {
+	d := &daemon{running: true}
+	seen := map[string]bool{}
+	var fail error
+	h := Handler{Host: d, Memory: d, Pairing: d, Assistant: "Andy", Location: time.UTC, Seen: func(_ context.Context, m berth.Message) (bool, error) { return seen[m.ID], fail }}
+	say := func(id, text string, late bool) (string, bool, error) {
+		g, _ := d.Group("family")
+		return h.Handle(t.Context(), Call{Message: berth.Message{ID: id, ChatJID: g.JID, Sender: "1@lid", Text: text}, Group: g, Allowed: true, Late: late})
+	}
+	for _, text := range []string{"/stop", "/pair a-good-token"} {
+		d.asked, seen = nil, map[string]bool{"1": true}
+		if reply, handled, err := say("1", text, false); reply != "" || !handled || err != nil || d.asked != nil {
+			t.Errorf("%s again: %q, %v, %v, asked for %q", text, reply, handled, err, d.asked)
+		}
+		if reply, handled, err := say("2", text, false); reply == "" || !handled || err != nil || len(d.asked) != 1 {
+			t.Errorf("%s: %q, %v, %v, asked for %q", text, reply, handled, err, d.asked)
+		}
+		d.asked = nil
+		want := map[bool]string{true: "", false: late}[text != "/stop"]
+		if reply, handled, err := say("3", text, true); reply != want || !handled || err != nil || d.asked != nil {
+			t.Errorf("%s late: %q, %v, %v, asked for %q", text, reply, handled, err, d.asked)
+		}
+	}
+	fail = errors.New("disk")
+	if _, handled, err := say("4", "/stop", false); handled || err == nil || d.asked != nil {
+		t.Errorf("without a store: %v, %v, asked for %q", handled, err, d.asked)
+	}
+	if _, handled, err := say("5", "hello", false); handled || err != nil {
+		t.Errorf("a message: %v, %v", handled, err)
 	}
 }
 

@@ -5,6 +5,7 @@ package dispatch
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -42,6 +43,29 @@ type Senders interface {
 	Answer(m berth.Message) string
 }
 
+// Commands carries out what people write to Berth itself. Its method is called from
+// many goroutines, and with the same message again if the channel brings it again.
+type Commands interface {
+	// Handle says with handled that the message was for Berth: then it is not
+	// stored, and texts are sent to its chat, of which there may be none. An error
+	// without handled means that the message has to come again; with handled it is
+	// for the operator's log.
+	Handle(context.Context, Command) (texts []string, handled bool, err error)
+}
+
+// Command is a message that may be a command.
+type Command struct {
+	Message berth.Message
+	Group   berth.Group // of its chat; the zero value: it is not registered
+	Allowed bool        // its sender counts there
+	Late    bool        // it comes so late that it must not do anything any more
+}
+
+// CommandKey returns the idempotency key of the text i that answers a command.
+func CommandKey(m berth.Message, i int) string {
+	return "command/" + m.ChatJID + "/" + m.ID + "/" + strconv.Itoa(i)
+}
+
 // Runs carries runs to their end.
 type Runs interface {
 	Run(context.Context, *queue.Slot, berth.Group) queue.Result
@@ -69,6 +93,7 @@ type Dispatcher struct {
 	queue     *queue.Queue
 	assistant string
 	senders   Senders
+	commands  Commands
 	changed   func() // after the groups did
 	log       *zap.Logger
 
@@ -92,7 +117,8 @@ type Options struct {
 	Limit       int           // slots
 	IdleTimeout time.Duration // of a run
 	Assistant   string
-	Senders     Senders // nil: everybody counts
+	Senders     Senders  // nil: everybody counts
+	Commands    Commands // nil: there are none
 	// GroupsChanged is called after groups were added, changed or removed, and
 	// must not block. It may be nil.
 	GroupsChanged func()
@@ -106,7 +132,7 @@ type Options struct {
 // paused until Resume.
 func New(ctx context.Context, o Options) (*Dispatcher, error) {
 	d := &Dispatcher{
-		store: o.Store, runs: o.Runs, fleet: o.Fleet, assistant: o.Assistant, senders: o.Senders, changed: o.GroupsChanged, log: o.Log,
+		store: o.Store, runs: o.Runs, fleet: o.Fleet, assistant: o.Assistant, senders: o.Senders, commands: o.Commands, changed: o.GroupsChanged, log: o.Log,
 		groups: make(map[string]berth.Group), chats: make(map[string]string), tasks: newTasks(o.TasksChanged),
 	}
 	if d.changed == nil {
@@ -133,14 +159,22 @@ func (d *Dispatcher) remember(g berth.Group) {
 // to be woken. When it returns nil the message is safe: the channel may
 // acknowledge it. One with an id that the chat has takes its place and its
 // number. One whose sender is to be dropped is not stored, and returned without a
-// number. A message of any other chat fails with berth.NotFound.
+// number; so is a command, which is carried out before. A message of any other
+// chat fails with berth.NotFound, unless it is a command.
 func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Message, error) {
 	g, ok := d.ByChat(m.ChatJID)
 	if !ok {
-		return m, berth.Errorf(berth.NotFound, "chat %s is not registered", m.ChatJID)
+		handled, err := d.command(ctx, Command{Message: m})
+		if err == nil && !handled {
+			err = berth.Errorf(berth.NotFound, "chat %s is not registered", m.ChatJID)
+		}
+		return m, err
+	}
+	store, wake := d.admit(g, m)
+	if handled, err := d.command(ctx, Command{Message: m, Group: g, Allowed: wake}); handled || err != nil {
+		return m, err
 	}
 	m.Wakes = !m.Bot && (!g.NeedsTrigger() || m.Addressed || berth.Triggered(m.Text, g.EffectiveTrigger(d.assistant)))
-	store, wake := d.admit(g, m)
 	if !store {
 		return m, nil
 	}
@@ -162,14 +196,15 @@ func (d *Dispatcher) Receive(ctx context.Context, m berth.Message) (berth.Messag
 	return m, nil
 }
 
-// Keep stores a message like Receive, but it wakes nobody.
+// Keep stores a message like Receive, but it wakes nobody. A command is late.
 func (d *Dispatcher) Keep(ctx context.Context, m berth.Message) error {
 	g, ok := d.ByChat(m.ChatJID)
 	if !ok {
 		return berth.Errorf(berth.NotFound, "chat %s is not registered", m.ChatJID)
 	}
-	if store, _ := d.admit(g, m); !store {
-		return nil
+	store, wake := d.admit(g, m)
+	if handled, err := d.command(ctx, Command{Message: m, Group: g, Allowed: wake, Late: true}); handled || err != nil || !store {
+		return err
 	}
 	m.Wakes = false
 	_, _, err := d.store.AddMessage(ctx, m)
@@ -181,6 +216,31 @@ func (d *Dispatcher) admit(g berth.Group, m berth.Message) (store, wake bool) {
 		return true, true
 	}
 	return d.senders.Admit(g, m)
+}
+
+// command has a message carried out, if it is a command.
+func (d *Dispatcher) command(ctx context.Context, c Command) (handled bool, err error) {
+	if d.commands == nil {
+		return false, nil
+	}
+	texts, handled, err := d.commands.Handle(ctx, c)
+	if err != nil && !handled {
+		return false, err
+	}
+	if err != nil {
+		d.log.Error("command", zap.String("group", c.Group.Folder), zap.String("chat", c.Message.ChatJID), zap.Error(err))
+	}
+	var out []berth.Outgoing
+	for i, text := range texts {
+		out = append(out, berth.Outgoing{
+			ChatJID: c.Message.ChatJID, Key: CommandKey(c.Message, i), Kind: berth.OutNotice,
+			Text: text, MessageID: berth.NewID(10), CreatedAt: time.Now(),
+		})
+	}
+	if len(out) == 0 {
+		return handled, nil
+	}
+	return handled, d.store.AddOutgoing(ctx, out...)
 }
 
 // Collect begins a time in which messages of some chats wake nobody, since more
@@ -230,7 +290,10 @@ func (d *Dispatcher) refuse(ctx context.Context, m berth.Message) {
 // run is what the queue starts.
 func (d *Dispatcher) run(ctx context.Context, slot *queue.Slot) (result queue.Result) {
 	if id := slot.Task(); id != "" {
-		defer func() { d.tasks.ended(slot.Folder, id, result.RetryAt) }()
+		defer func() {
+			slot.Seal() // it may be due again before the slot is free
+			d.tasks.ended(slot.Folder, id, result.RetryAt)
+		}()
 	}
 	g, ok := d.Group(slot.Folder)
 	if !ok {
@@ -301,7 +364,10 @@ func (d *Dispatcher) Reconcile(ctx context.Context) error {
 		done := make(chan struct{})
 		adopted := d.queue.Adopt(run.Folder, run.Task, func(ctx context.Context, slot *queue.Slot) (result queue.Result) {
 			if run.Task != "" {
-				defer func() { d.tasks.ended(run.Folder, run.Task, result.RetryAt) }()
+				defer func() {
+					slot.Seal()
+					d.tasks.ended(run.Folder, run.Task, result.RetryAt)
+				}()
 			}
 			taken := sync.OnceFunc(func() { close(done) })
 			defer taken()
@@ -437,6 +503,14 @@ func (d *Dispatcher) RemoveGroup(ctx context.Context, folder string) error {
 
 // Close ends the run of a group; it reports false if there is none.
 func (d *Dispatcher) Close(folder string) bool { return d.queue.Close(folder) }
+
+// Interrupt ends the turn that the run of a group is at, and returns when the order
+// was taken; it reports false if there is none.
+func (d *Dispatcher) Interrupt(folder string) bool { return d.queue.Interrupt(folder) }
+
+// Renew ends the run of a group, if there is one, when its turn is over, without
+// keeping its session.
+func (d *Dispatcher) Renew(folder string) { d.queue.Renew(folder) }
 
 // State returns how full the pool is.
 func (d *Dispatcher) State() queue.State { return d.queue.State() }

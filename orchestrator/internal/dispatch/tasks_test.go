@@ -279,6 +279,27 @@ func TestW42TaskWithoutAGroup(t *testing.T) {
 	})
 }
 
+// A task that is due again when its run has ended, and the slot is not free yet, is
+// not forgotten.
+func TestDueBeforeTheSlotIsFree(t *testing.T) {
+	play(t, func(w *world) {
+		w.add("a", true)
+		w.Dispatcher.queue = queue.New(1, time.Hour, func(ctx context.Context, s *queue.Slot) queue.Result {
+			result := w.run(ctx, s)
+			time.Sleep(time.Second)
+			return result
+		})
+		w.schedule(takes(time.Second))
+		w.task("a", "t1", nil)
+		time.Sleep(61500 * time.Millisecond)
+		_, err := w.db.RunTask(w.t.Context(), "a", "t1", time.Now())
+		check(w.t, err)
+		w.TasksChanged("a")
+		time.Sleep(time.Minute)
+		equal(t, "runs", w.started("a", "t1"), []string{"1m0s", "1m2s", "2m0s"})
+	})
+}
+
 // TS-15: a second scheduler is none.
 func TestTS15SecondScheduler(t *testing.T) {
 	play(t, func(w *world) {

@@ -51,6 +51,7 @@ type Attempt struct {
 	ChatJID string
 	Folder  string // of the chat's group; empty: it is not registered
 	Sender  string
+	Name    string // of the sender, as he wrote it; may be empty
 	Token   string // as it was written
 }
 

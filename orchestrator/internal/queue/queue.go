@@ -36,6 +36,7 @@ const (
 	ReasonTask     Reason = "a task of the group is due"
 	ReasonTaskDone Reason = "the task is done"
 	ReasonStopped  Reason = "stopped by the operator"
+	ReasonRenewed  Reason = "the next message begins a new session"
 	ReasonShutdown Reason = "the daemon shuts down"
 )
 
@@ -92,8 +93,8 @@ func (q *Queue) Add(folder string) {
 // AddTask says that a task of a group is due. It gets a run of its own, before
 // the group's messages and after the tasks that were added before it: an idle
 // run is closed for it at once, a busy one when its turn is over. A task that
-// waits or runs already is not added again. It is started once, whatever
-// becomes of it.
+// waits or runs already is not added again, but one whose run is sealed is. It is
+// started once, whatever becomes of it.
 func (q *Queue) AddTask(folder, id string) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -101,7 +102,7 @@ func (q *Queue) AddTask(folder, id string) {
 		return
 	}
 	g := q.groupLocked(folder)
-	if slices.Contains(g.tasks, id) || g.slot != nil && g.slot.task == id {
+	if slices.Contains(g.tasks, id) || g.slot != nil && g.slot.task == id && !g.slot.closing {
 		return
 	}
 	g.tasks = append(g.tasks, id)
@@ -166,6 +167,37 @@ func (q *Queue) Close(folder string) bool {
 	}
 	g.slot.closeLocked(ReasonStopped)
 	return true
+}
+
+// Interrupt has the run of a group end its turn. It reports false if there is none,
+// or if it is idle.
+func (q *Queue) Interrupt(folder string) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	g, ok := q.groups[folder]
+	if !ok || g.slot == nil || g.slot.idle || g.slot.rested {
+		return false
+	}
+	select {
+	case g.slot.interrupted <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// Renew lets the run of a group, if there is one, answer nothing after the turn that
+// it is at: an idle run is closed at once, a busy one when its turn is over.
+func (q *Queue) Renew(folder string) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	g, ok := q.groups[folder]
+	if !ok || g.slot == nil {
+		return
+	}
+	g.slot.renewed = true
+	if g.slot.idle {
+		g.slot.closeLocked(ReasonRenewed)
+	}
 }
 
 // Shutdown starts nothing any more, closes the idle runs and tells the others
@@ -325,7 +357,7 @@ func (q *Queue) evictLocked() {
 
 func (q *Queue) startLocked(folder string, g *group, task string, carry func(context.Context, *Slot) Result) {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &Slot{Folder: folder, task: task, q: q, g: g, cancel: cancel, wake: make(chan struct{}, 1), closed: make(chan struct{})}
+	s := &Slot{Folder: folder, task: task, q: q, g: g, cancel: cancel, wake: make(chan struct{}, 1), interrupted: make(chan struct{}, 1), closed: make(chan struct{})}
 	g.slot = s
 	q.leaveLocked(folder)
 	q.used++

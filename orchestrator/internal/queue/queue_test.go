@@ -178,6 +178,23 @@ func TestGQ08RunningTaskIsNotAddedAgain(t *testing.T) {
 	})
 }
 
+// A task that is due again while its last run ends is not forgotten.
+func TestGQ08TaskIsAddedWhileItsRunEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPool(1, time.Hour, func(_ context.Context, s *Slot) Result {
+			s.Seal()
+			time.Sleep(time.Second)
+			return Result{}
+		})
+		p.AddTask("a", "t1")
+		pass(time.Millisecond)
+		p.AddTask("a", "t1")
+		p.AddTask("a", "t1")
+		pass(time.Minute)
+		equal(t, "runs", p.order(), []string{"a/t1", "a/t1"})
+	})
+}
+
 func TestGQ09BusyRunIsNotClosedForATask(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := newPool(2, time.Hour, func(_ context.Context, s *Slot) Result {

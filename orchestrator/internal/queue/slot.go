@@ -9,12 +9,13 @@ import (
 type Slot struct {
 	Folder string
 
-	task   string
-	q      *Queue
-	g      *group
-	cancel context.CancelFunc
-	wake   chan struct{}
-	closed chan struct{}
+	task        string
+	q           *Queue
+	g           *group
+	cancel      context.CancelFunc
+	wake        chan struct{}
+	interrupted chan struct{}
+	closed      chan struct{}
 
 	// Guarded by the queue's mutex.
 	idle    bool
@@ -22,6 +23,8 @@ type Slot struct {
 	late    bool      // it went on working while another group waited
 	timer   *time.Timer
 	closing bool
+	rested  bool // it was idle when it was told to close
+	renewed bool
 	reason  Reason
 }
 
@@ -32,6 +35,16 @@ func (s *Slot) Task() string { return s.task }
 // Wake delivers when an idle run may have something to do. The run then calls
 // Busy before it looks. It never delivers in the run of a task.
 func (s *Slot) Wake() <-chan struct{} { return s.wake }
+
+// Interrupted delivers when the run is to end its turn.
+func (s *Slot) Interrupted() <-chan struct{} { return s.interrupted }
+
+// Renewed reports whether the next run is to begin a new session.
+func (s *Slot) Renewed() bool {
+	s.q.mu.Lock()
+	defer s.q.mu.Unlock()
+	return s.renewed
+}
 
 // Closing is closed when the run is to end. Reason tells why.
 func (s *Slot) Closing() <-chan struct{} { return s.closed }
@@ -45,8 +58,8 @@ func (s *Slot) Reason() Reason {
 
 // Idle says that the run waits for input. If its group has messages it is
 // woken, unless others wait and it has to make room. It is closed if a task of
-// its group waits, or if it was for a task itself, since it can be given
-// nothing then.
+// its group waits, if the next message is to begin a new session, or if it was for
+// a task itself, since it can be given nothing then.
 func (s *Slot) Idle() {
 	s.q.mu.Lock()
 	defer s.q.mu.Unlock()
@@ -59,6 +72,9 @@ func (s *Slot) Idle() {
 		return
 	case len(s.g.tasks) > 0:
 		s.closeLocked(ReasonTask)
+		return
+	case s.renewed:
+		s.closeLocked(ReasonRenewed)
 		return
 	}
 	s.idle, s.ripe = true, time.Now()
@@ -88,6 +104,10 @@ func (s *Slot) Busy() bool {
 	}
 	s.workLocked()
 	s.g.pending = false
+	select {
+	case <-s.interrupted: // meant for the turn before
+	default:
+	}
 	return true
 }
 
@@ -137,6 +157,7 @@ func (s *Slot) closeLocked(why Reason) {
 	if s.closing {
 		return
 	}
+	s.rested = s.idle
 	s.stopIdleLocked()
 	s.closing, s.reason = true, why
 	close(s.closed)

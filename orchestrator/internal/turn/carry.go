@@ -73,6 +73,10 @@ func (c *carrier) carry(ctx context.Context) queue.Result {
 			l.handle(e)
 		case <-c.slot.Wake():
 			l.followUp()
+		case <-c.slot.Interrupted():
+			l.interrupt()
+		case <-l.halt.C:
+			l.tooLate()
 		case <-closing:
 			closing = nil
 			l.close()
@@ -131,8 +135,9 @@ func (c *carrier) touchLease(ctx context.Context) {
 	}
 }
 
-// older reports whether the image's runner speaks no protocol of ours.
-func (c *carrier) older() bool { return c.box.Marker() != protocol.DefaultMarker }
+// older reports whether the image's runner speaks no protocol of ours. Of a container
+// that is gone nobody knows.
+func (c *carrier) older() bool { return c.box != nil && c.box.Marker() != protocol.DefaultMarker }
 
 // read turns the streams into events until the container exits. A stream that
 // breaks before is opened anew.
@@ -202,6 +207,7 @@ type loop struct {
 	escalate   *time.Timer
 	result     *time.Timer // runs from the first result of a task
 	limit      *time.Timer // of a task's run
+	halt       *time.Timer // for a turn to end that was interrupted
 	syncing    bool        // a sync is under way; what it does not acknowledge is sent again
 }
 
@@ -211,7 +217,7 @@ func newLoop(ctx context.Context, c *carrier, wg *sync.WaitGroup) *loop {
 		carrier: c, ctx: ctx, wg: wg, signs: signs{started: now, open: now, ceiling: c.timeout()}, given: now,
 		look: time.NewTimer(c.timeout()), closeAgain: time.NewTicker(protocol.CloseReassert),
 	}
-	for _, timer := range []**time.Timer{&l.escalate, &l.result, &l.limit} {
+	for _, timer := range []**time.Timer{&l.escalate, &l.result, &l.limit, &l.halt} {
 		*timer = time.NewTimer(time.Hour)
 		(*timer).Stop()
 	}
@@ -224,6 +230,7 @@ func (l *loop) end() {
 	l.escalate.Stop()
 	l.result.Stop()
 	l.limit.Stop()
+	l.halt.Stop()
 }
 
 // persist is carrier.persist for the life of the loop.
@@ -322,6 +329,7 @@ func (l *loop) state(state string) {
 	switch {
 	case l.failure != nil: // whatever it says, this turn did not end well
 	case state == protocol.StateIdle:
+		l.halt.Stop()
 		if l.turnEnded(berth.Progress{RunID: l.run.ID}) && !ending {
 			l.rest()
 		}
@@ -355,7 +363,7 @@ func (l *loop) rest() {
 // output commits a result or an error.
 func (l *loop) output(f protocol.Frame) {
 	p := berth.Progress{RunID: l.run.ID, Seq: f.Seq, Session: f.NewSessionID, Acked: l.implied(), Summary: f.Note}
-	if l.ownSession() {
+	if l.ownSession() || l.slot.Renewed() {
 		p.Session = ""
 	}
 	if f.Usage != nil {
@@ -406,8 +414,16 @@ func (l *loop) output(f protocol.Frame) {
 func (l *loop) commit(p berth.Progress) bool {
 	return l.persist("commit a frame", func(ctx context.Context) error {
 		err := l.Store.Commit(context.WithoutCancel(ctx), p)
-		if kind(err) == berth.NotFound {
-			l.log.Error("commit a frame", zap.Error(err)) // the run is over; trying again cannot help
+		switch kind(err) { // trying again cannot help
+		case berth.NotFound: // the run is over
+			l.log.Error("commit a frame", zap.Error(err))
+			return nil
+		case berth.Conflict:
+			l.log.Error("commit a frame", zap.Error(err))
+			l.fail(&failure{text: fmt.Sprintf("what the container said cannot be stored: %v", err)})
+			if l.run.State != berth.RunStopping {
+				l.stop()
+			}
 			return nil
 		}
 		return err

@@ -25,12 +25,12 @@ func prompt(g berth.Group, b berth.Batch, assistant string, now time.Time) strin
 	out.WriteString(" />\n")
 	for _, o := range b.Undelivered {
 		fmt.Fprintf(&out, "<undelivered time=\"%s\" reason=\"%s\">%s</undelivered>\n",
-			o.CreatedAt.UTC().Format(stampLayout), escaper.Replace(o.Error), escaper.Replace(excerpt(o.Text)))
+			o.CreatedAt.UTC().Format(stampLayout), escaper.Replace(o.Error), escaper.Replace(excerpt(o.Shown())))
 	}
 	out.WriteString("<messages>\n")
 	for _, m := range b.Messages {
-		fmt.Fprintf(&out, "<message sender=\"%s\" time=\"%s\">%s</message>\n",
-			escaper.Replace(m.SenderName), m.Time.UTC().Format(stampLayout), escaper.Replace(m.Text))
+		fmt.Fprintf(&out, "<message sender=\"%s\" time=\"%s\" id=\"%d\">%s</message>\n",
+			escaper.Replace(m.SenderName), m.Time.UTC().Format(stampLayout), m.Seq, escaper.Replace(m.Text))
 	}
 	out.WriteString("</messages>")
 	return strings.ToValidUTF8(out.String(), "\uFFFD")

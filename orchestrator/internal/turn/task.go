@@ -13,6 +13,10 @@ const DefaultTaskTimeout = 30 * time.Minute
 // resultGrace is how long the run of a task may go on after its first result.
 const resultGrace = 10 * time.Second
 
+// heartbeatBackoff is waited before a heartbeat that failed is tried again, which
+// other tasks are not: min(60 s·2ⁿ, 30 min), twice.
+var heartbeatBackoff = []time.Duration{time.Minute, 2 * time.Minute}
+
 func (c *carrier) taskTimeout() time.Duration {
 	if c.TaskTimeout > 0 {
 		return c.TaskTimeout
@@ -75,6 +79,8 @@ func (c *carrier) taskEnding(e berth.Ending, f *failure, lost bool) (berth.Endin
 		e.NoRetry = false
 	case f.class == protocol.ClassStaleSession && !c.ownSession():
 		e.DropSession, e.NoRetry, e.RetryIn = true, false, time.Millisecond
+	case f.class == "" && c.task.IsHeartbeat():
+		e.NoRetry, e.Backoff = false, heartbeatBackoff
 	}
 	return e, f
 }

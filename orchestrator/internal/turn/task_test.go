@@ -383,3 +383,47 @@ func TestTaskThatLostItsHost(t *testing.T) {
 		equal(t, "due", w.due(), true)
 	})
 }
+
+// A heartbeat that fails is tried twice more, after a minute and after two; a key
+// that is wrong does not get better. Its third failure in a row is told.
+func TestHeartbeatIsTriedAgain(t *testing.T) {
+	fail := func(w *world, class string) {
+		w.t.Helper()
+		b := w.started()
+		b.ready()
+		b.print(protocol.Frame{Status: protocol.StatusError, Error: "no", ErrorClass: class})
+		b.end(Exit{Code: 1})
+		synctest.Wait()
+	}
+	due := func(w *world, what string, want time.Duration) {
+		w.t.Helper()
+		time.Sleep(want - time.Millisecond)
+		equal(w.t, what+": due before", w.due(), false)
+		time.Sleep(time.Millisecond)
+		equal(w.t, what+": due", w.due(), true)
+		w.queue.AddTask(family.Folder, "t1")
+		synctest.Wait()
+	}
+	heartbeat := func(t *berth.Task) { t.CreatedBy = berth.HeartbeatOwner }
+	play(t, func(w *world) {
+		w.task(heartbeat)
+		for i := range 3 {
+			fail(w, "")
+			due(w, "second try", time.Minute)
+			fail(w, "")
+			due(w, "third try", 2*time.Minute)
+			equal(t, "told before", w.outbox(), []string(nil))
+			fail(w, "")
+			if i < 2 {
+				due(w, "the next time", 57*time.Minute)
+			}
+		}
+		equal(t, "told", w.outbox(), []string{"A scheduled task failed: water <the> plants\nSomething went wrong on my side. The operator can see the details."})
+	})
+	play(t, func(w *world) {
+		w.task(heartbeat)
+		fail(w, protocol.ClassAuth)
+		time.Sleep(50 * time.Minute)
+		equal(t, "due", w.due(), false)
+	})
+}

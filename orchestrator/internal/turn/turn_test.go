@@ -456,7 +456,7 @@ func TestConversation(t *testing.T) {
 		b := w.started()
 		equal(t, "state", w.state(), berth.RunBusy)
 		equal(t, "batch", b.input.Batch, []string{"m1"})
-		if !strings.Contains(b.input.Prompt, `<message sender="Ann" time="1970-01-01T00:00:00.000Z">@Andy hello &lt;b&gt;</message>`) ||
+		if !strings.Contains(b.input.Prompt, `<message sender="Ann" time="1970-01-01T00:00:00.000Z" id="1">@Andy hello &lt;b&gt;</message>`) ||
 			!strings.HasPrefix(b.input.Prompt, `<context timezone="UTC" `) {
 			t.Errorf("prompt: %s", b.input.Prompt)
 		}
@@ -1137,4 +1137,31 @@ func (l *late) Drain(ctx context.Context) {
 	if l.looks++; l.looks > 1 {
 		l.w.Drain(ctx)
 	}
+}
+
+// choosy is a store that takes no texts.
+type choosy struct{ *sqlite.DB }
+
+func (c choosy) Commit(ctx context.Context, p berth.Progress) error {
+	if len(p.Out) > 0 {
+		return berth.Errorf(berth.Conflict, "no such number")
+	}
+	return c.DB.Commit(ctx, p)
+}
+
+// What the store will never take ends the run, instead of holding its slot for
+// ever.
+func TestWhatCannotBeStored(t *testing.T) {
+	play(t, func(w *world) {
+		w.runner.Store = choosy{w.db}
+		w.say("@Andy hello")
+		b := w.started()
+		b.ready()
+		b.ack("m1")
+		b.print(said("hi"))
+		synctest.Wait()
+		equal(t, "stops", b.stopped(), 1)
+		time.Sleep(backoff[0])
+		w.started() // it is tried again as after any failure
+	})
 }

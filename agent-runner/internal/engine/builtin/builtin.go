@@ -77,14 +77,17 @@ func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error 
 		From: and(p.Senders()),
 		Text: quote(last.Text, maxRemembered),
 	}
-	answer, err := e.answer(ctx, p, last, now)
-	if err != nil {
-		return err
-	}
+	answer, stopped := e.answer(ctx, p, last, now)
 	now.Answer = quote(answer, maxRemembered)
+	if stopped != nil {
+		now.Answer = "(stopped)"
+	}
 	if err := e.session.add(now); err != nil {
 		// The answer is worth more than the memory of it.
 		e.config.Log.Print(err)
+	}
+	if stopped != nil {
+		return stopped
 	}
 	to.Answer(engine.Answer{Text: fmt.Sprintf("[%s · turn %d] %s", e.config.GroupFolder, now.Turn, answer)})
 	return nil
@@ -93,6 +96,7 @@ func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error 
 // maxRemembered is how much of a text a session keeps, in bytes.
 const maxRemembered = 2 << 10
 
+// answer returns what to say, or the cause of ctx's end.
 func (e *Engine) answer(ctx context.Context, p prompt.Prompt, last prompt.Message, now record) (string, error) {
 	word, rest := last.Text, ""
 	if i := strings.IndexFunc(last.Text, unicode.IsSpace); i >= 0 {

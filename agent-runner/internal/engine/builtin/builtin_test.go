@@ -10,8 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"berth/agent-runner/internal/engine"
 	"berth/agent-runner/internal/prompt"
@@ -149,6 +151,35 @@ func TestCancelledCommandEndsTheTurn(t *testing.T) {
 	cancel(stopped)
 	if err := c.engine.Prompt(ctx, "run sleep 100", c); !errors.Is(err, stopped) || len(c.answers) > 0 {
 		t.Errorf("got %v, answers %q", err, c.answers)
+	}
+}
+
+// A turn that was stopped is part of the session, and the session goes on, in this
+// run and in the next.
+func TestStoppedTurnIsRemembered(t *testing.T) {
+	home := t.TempDir()
+	c := newChat(t, home, "")
+	fifo := filepath.Join(t.TempDir(), "started")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stopped := errors.New("stopped")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go func() {
+		_, _ = os.ReadFile(fifo) // blocks until the command runs
+		cancel(stopped)
+	}()
+	begun := time.Now()
+	if err := c.engine.Prompt(ctx, "run echo > "+fifo+"; sleep 600", c); !errors.Is(err, stopped) || len(c.answers) > 0 {
+		t.Fatalf("got %v, answers %q", err, c.answers)
+	}
+	if took := time.Since(begun); took > time.Minute {
+		t.Errorf("took %v", took)
+	}
+	for _, c := range []*chat{c, newChat(t, home, c.session)} {
+		if got := c.say("Ann: history"); !strings.Contains(got, "1. someone: “run echo >") {
+			t.Errorf("got %s", got)
+		}
 	}
 }
 

@@ -191,7 +191,12 @@ func TestSleep(t *testing.T) {
 	stopped := errors.New("stopped")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(stopped)
-	if err := open(t, io.Discard).Prompt(ctx, "sleep 1h", new(seen)); !errors.Is(err, stopped) {
-		t.Errorf("a cancelled sleep: %v", err)
+	e := open(t, io.Discard)
+	var first, second seen
+	if err := e.Prompt(ctx, "sleep 1h", &first); !errors.Is(err, stopped) || len(first.answers) > 0 {
+		t.Errorf("a cancelled sleep: %v, answers %q", err, first.answers)
+	}
+	if err := e.Prompt(t.Context(), "say on", &second); err != nil || second.session != first.session || len(second.answers) != 1 {
+		t.Errorf("after it: %v, answers %q, session %s, before %s", err, second.answers, second.session, first.session)
 	}
 }
