@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/mdp/qrterminal/v3"
 	"github.com/spf13/cobra"
@@ -168,10 +169,11 @@ func (a *app) login(ctx context.Context, api linkAPI, o loginOptions, offline bo
 	if err != nil {
 		return err
 	}
-	s := &loginScreen{app: a, loginOptions: o, in: bufio.NewReader(a.stdin)}
+	s := &loginScreen{app: a, loginOptions: o}
 	if now.Account != "" {
 		return s.done(now.Account, "is linked already; \"berth logout whatsapp\" unlinks it")
 	}
+	outside := ctx
 	ctx, giveUp := context.WithTimeoutCause(ctx, o.timeout, fmt.Errorf("nothing is linked: nobody used a code within %v", o.timeout))
 	defer giveUp()
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -179,6 +181,8 @@ func (a *app) login(ctx context.Context, api linkAPI, o loginOptions, offline bo
 	defer s.wipe()
 	for e, err := range api.Login(ctx, channelWhatsApp, web.NewLogin{Phone: o.phone}) {
 		switch {
+		case outside.Err() != nil:
+			return fmt.Errorf("nothing is linked: %w", context.Cause(outside))
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case err != nil:
@@ -192,17 +196,14 @@ func (a *app) login(ctx context.Context, api linkAPI, o loginOptions, offline bo
 		if err := s.show(e); err != nil {
 			return err
 		}
-		// What a person does takes time, in which the linking may end for another
-		// reason. A read from a terminal cannot be ended, but then the program is.
 		if e.Request != nil || e.Compare != "" {
-			go func() {
-				if err := s.answer(ctx, api, e); err != nil {
-					cancel(err)
-				}
-			}()
+			s.ask(ctx, api, e, cancel)
 		}
 	}
-	if ctx.Err() != nil {
+	switch {
+	case outside.Err() != nil:
+		return fmt.Errorf("nothing is linked: %w", context.Cause(outside))
+	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	}
 	return errors.New("nothing is linked: the linking ended without a word; try again")
@@ -212,8 +213,16 @@ func (a *app) login(ctx context.Context, api linkAPI, o loginOptions, offline bo
 type loginScreen struct {
 	*app
 	loginOptions
-	in    *bufio.Reader
 	lines int // that the last code takes on a terminal
+
+	typed    chan typed // what the person types; nil before the first question
+	withdraw func()     // the last question; nil likewise
+}
+
+// typed is a line of the standard input.
+type typed struct {
+	text string
+	err  error
 }
 
 func (s *loginScreen) done(account, what string) error {
@@ -308,6 +317,7 @@ func (s *loginScreen) code(e web.LoginEvent) error {
 		_, err = fmt.Fprintf(s.stdout, "%s%s\ncode: %s\n%s", text, picture, clean(e.QR), after)
 		return err
 	}
+	columns := utf8.RuneCountInString(picture[:strings.IndexByte(picture, '\n')])
 	// White on black, whatever the terminal's own colours are.
 	const on, off = "\x1b[97;40m", "\x1b[0m"
 	picture = on + strings.ReplaceAll(strings.TrimSuffix(picture, "\n"), "\n", off+"\n"+on) + off + "\n"
@@ -316,11 +326,26 @@ func (s *loginScreen) code(e web.LoginEvent) error {
 		screen = fmt.Sprintf("\x1b[%dA\x1b[J", s.lines) + screen
 	}
 	s.lines = strings.Count(text+picture+after, "\n")
-	if _, height, err := term.GetSize(int(out.Fd())); err != nil || height <= s.lines {
+	width, height, err := term.GetSize(int(out.Fd()))
+	if err == nil {
+		hint := tooSmall(width, height, columns, s.lines)
+		screen += hint
+		s.lines += strings.Count(hint, "\n")
+	}
+	if err != nil || width < columns || height <= s.lines {
 		s.lines = 0
 	}
 	_, err = io.WriteString(s.stdout, screen)
 	return err
+}
+
+// tooSmall says what to do if a code does not fit into a window: then no camera
+// can see all of it.
+func tooSmall(width, height, columns, lines int) string {
+	if width >= columns && height > lines {
+		return ""
+	}
+	return fmt.Sprintf("This window has %d columns and %d lines, and the code needs %d and %d: make it\nlarger or its letters smaller, or stop this and use --png FILE or --phone NUMBER.\n", width, height, columns, lines+1)
 }
 
 // blocks draws a code with two of its rows to a line of text.
@@ -348,10 +373,45 @@ func (s *loginScreen) wipe() {
 	}
 }
 
-// answer hands over what a person says about the passkey.
-func (s *loginScreen) answer(ctx context.Context, api linkAPI, e web.LoginEvent) error {
+// ask has a person answer a step, beside all else: it takes time, in which the
+// linking may end for another reason, or ask anew after a code that nobody used.
+func (s *loginScreen) ask(ctx context.Context, api linkAPI, e web.LoginEvent, fail func(error)) {
+	if s.typed == nil {
+		s.typed = make(chan typed)
+		go s.read(ctx)
+	}
+	if s.withdraw != nil {
+		s.withdraw()
+	}
+	open, withdraw := context.WithCancel(ctx)
+	s.withdraw = withdraw
+	go func() {
+		if err := s.answer(ctx, open, api, e); err != nil {
+			fail(err)
+		}
+	}()
+}
+
+// read reads lines until ctx ends. A read from a terminal cannot be ended, but
+// then the program is.
+func (s *loginScreen) read(ctx context.Context) {
+	for in := bufio.NewReader(s.stdin); ; {
+		text, err := in.ReadString('\n')
+		select {
+		case s.typed <- typed{text, err}:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// answer hands over what a person says about the passkey, unless open ends before.
+func (s *loginScreen) answer(ctx, open context.Context, api linkAPI, e web.LoginEvent) error {
 	if e.Compare != "" {
-		text, err := s.in.ReadString('\n')
+		text, err := s.typedLine(open)
+		if open.Err() != nil {
+			return nil
+		}
 		switch word := strings.ToLower(strings.TrimSpace(text)); {
 		case word == "yes":
 			return api.AnswerPasskey(ctx, channelWhatsApp, web.Passkey{Same: true})
@@ -360,17 +420,30 @@ func (s *loginScreen) answer(ctx context.Context, api linkAPI, e web.LoginEvent)
 		}
 		return errors.New("nothing is linked: the codes differ, so somebody else may be at it; try again")
 	}
-	data, err := s.browserAnswer(ctx)
+	data, err := s.browserAnswer(open)
+	if open.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	return api.AnswerPasskey(ctx, channelWhatsApp, web.Passkey{Response: data})
 }
 
+// typedLine waits for a line of the standard input.
+func (s *loginScreen) typedLine(ctx context.Context) (string, error) {
+	select {
+	case t := <-s.typed:
+		return t.text, t.err
+	case <-ctx.Done():
+		return "", context.Cause(ctx)
+	}
+}
+
 // browserAnswer waits for a line of the standard input, or for the file.
 func (s *loginScreen) browserAnswer(ctx context.Context) (json.RawMessage, error) {
 	if s.passkey == "" {
-		text, err := s.in.ReadString('\n')
+		text, err := s.typedLine(ctx)
 		if data := []byte(strings.TrimSpace(text)); json.Valid(data) {
 			return data, nil
 		}

@@ -30,7 +30,7 @@ func (o texts) Outbox(ctx context.Context) ([]web.Text, error) {
 	rows, err := o.db.Outbox(ctx, maxListed)
 	out := make([]web.Text, 0, len(rows))
 	for _, r := range rows {
-		t := web.Text{ID: r.ID, Chat: r.ChatJID, Kind: r.Kind, State: r.State, Text: r.Text, Attempts: r.Attempts, CreatedAt: r.CreatedAt, Error: r.Error}
+		t := web.Text{ID: r.ID, Chat: r.ChatJID, Kind: r.Kind, State: r.State, Text: r.Shown(), Attempts: r.Attempts, CreatedAt: r.CreatedAt, Error: r.Error}
 		if !r.NotBefore.IsZero() {
 			t.NotBefore = &r.NotBefore
 		}

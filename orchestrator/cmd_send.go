@@ -29,7 +29,8 @@ func (a *app) sendCommand() *cobra.Command {
 		Long: `Write a message into a group's chat, as a person would.
 
 TEXT "-" is read from the standard input. With --wait the answer comes on the
-standard output, and a restart of the daemon meanwhile does no harm.`,
+standard output, and a restart of the daemon meanwhile does no harm. Commands such
+as /status are answered by Berth itself, at once; /help lists them.`,
 		Example: `  berth send -g main what can you do?
   berth send -g family --wait "@Andy what is for dinner?"
   git log -1 | berth send -g work --sender ci -`,
@@ -66,6 +67,9 @@ standard output, and a restart of the daemon meanwhile does no harm.`,
 			accepted, err := client.Send(ctx, message)
 			if err != nil {
 				return explain(cfg, err)
+			}
+			if accepted.Command {
+				return a.printAnswer(accepted.Texts)
 			}
 			text = fmt.Sprintf("stored as #%d", accepted.Seq)
 			if !accepted.Wakes {
@@ -121,6 +125,9 @@ func (a *app) sendAndWait(ctx context.Context, cfg Config, client *web.Client, m
 	if err != nil {
 		return explain(cfg, err)
 	}
+	if accepted.Command {
+		return a.printAnswer(accepted.Texts)
+	}
 	if !accepted.Wakes {
 		return fmt.Errorf("kept as context: no trigger (%s)", trigger(ctx, client, message.Group))
 	}
@@ -133,15 +140,21 @@ func (a *app) sendAndWait(ctx context.Context, cfg Config, client *web.Client, m
 	case answer.State == web.AnswerContext:
 		return fmt.Errorf("kept as context: no trigger (%s)", trigger(ctx, client, message.Group))
 	}
-	if len(answer.Texts) > 0 {
-		if _, err := fmt.Fprintln(a.stdout, a.forPeople(strings.Join(answer.Texts, "\n\n"))); err != nil {
-			return err
-		}
+	if err := a.printAnswer(answer.Texts); err != nil {
+		return err
 	}
 	if answer.State == web.AnswerFailed {
 		return answerError(answer)
 	}
 	return nil
+}
+
+func (a *app) printAnswer(texts []string) error {
+	if len(texts) == 0 {
+		return nil
+	}
+	_, err := fmt.Fprintln(a.stdout, a.forPeople(strings.Join(texts, "\n\n")))
+	return err
 }
 
 func answerError(answer web.Answer) error {

@@ -87,6 +87,31 @@ func (d taskDesk) AddTask(ctx context.Context, in web.NewTask) (web.Task, error)
 	return d.tell(d.store.AddTask(ctx, t))
 }
 
+func (d taskDesk) UpdateTask(ctx context.Context, folder, id string, in web.TaskChange) (web.Task, error) {
+	if in == (web.TaskChange{}) {
+		return web.Task{}, berth.Errorf(berth.Invalid, "there is nothing to change: say what")
+	}
+	folder, err := d.find(ctx, folder, id)
+	if err != nil {
+		return web.Task{}, err
+	}
+	t, err := d.store.Task(ctx, folder, id)
+	if err != nil {
+		return web.Task{}, err
+	}
+	for field, value := range map[*string]*string{&t.Prompt: in.Prompt, &t.Context: in.Context, &t.Script: in.Script, &t.CatchUp: in.CatchUp} {
+		if value != nil {
+			*field = *value
+		}
+	}
+	if err := validTask(t); err != nil {
+		return web.Task{}, err
+	}
+	return d.tell(d.store.UpdateTask(ctx, folder, id, berth.TaskChange{
+		Prompt: in.Prompt, Kind: in.Type, Value: in.Value, Zone: in.Zone, Context: in.Context, Script: in.Script, CatchUp: in.CatchUp,
+	}, time.Now()))
+}
+
 // validTask returns a berth.Invalid error unless all but the schedule of a task
 // can be used.
 func validTask(t berth.Task) error {
@@ -200,6 +225,10 @@ func (c *control) Task(ctx context.Context, folder, id string) (web.Task, error)
 	return c.desk().Task(ctx, folder, id)
 }
 
+func (c *control) UpdateTask(ctx context.Context, folder, id string, in web.TaskChange) (web.Task, error) {
+	return c.desk().UpdateTask(ctx, folder, id, in)
+}
+
 func (c *control) ChangeTask(ctx context.Context, verb web.TaskVerb, folder, id string) (web.Task, error) {
 	return c.desk().ChangeTask(ctx, verb, folder, id)
 }
@@ -223,11 +252,11 @@ daemon these commands work on the store itself, and nothing runs.`,
   berth tasks cancel morning -g family`,
 		Args: cobra.NoArgs,
 		RunE: a.do(func(context.Context, []string) error {
-			return misusef("tasks needs one of add, ls, show, run, pause, resume, cancel, log")
+			return misusef("tasks needs one of add, ls, show, set, run, pause, resume, cancel, log")
 		}),
 	}
 	cmd.AddCommand(
-		a.tasksAddCommand(), a.tasksListCommand(), a.tasksShowCommand(),
+		a.tasksAddCommand(), a.tasksListCommand(), a.tasksShowCommand(), a.tasksSetCommand(),
 		a.tasksChangeCommand(web.TaskRunNow, "Run a task now; its schedule stays", "is due now"),
 		a.tasksChangeCommand(web.TaskPause, "Keep a task from running", "is paused"),
 		a.tasksChangeCommand(web.TaskResume, "Let a paused task run again; what it missed is not made up for", "goes on"),
@@ -239,7 +268,7 @@ daemon these commands work on the store itself, and nothing runs.`,
 
 func (a *app) tasksAddCommand() *cobra.Command {
 	var in web.NewTask
-	var cron, interval, once string
+	var when when
 	var asJSON bool
 	cmd := &cobra.Command{
 		Use:   "add -g GROUP --cron|--interval|--once WHEN PROMPT",
@@ -259,18 +288,9 @@ into the prompt. A script that fails, or takes longer than 30 s, wakes nobody.`,
 			if in.Group == "" {
 				return misusef("name the group with --group")
 			}
-			given := 0
-			for _, s := range []struct{ kind, value string }{{berth.ScheduleCron, cron}, {berth.ScheduleInterval, interval}, {berth.ScheduleOnce, once}} {
-				if s.value != "" {
-					given++
-					in.Type, in.Value = s.kind, s.value
-				}
-			}
-			if given != 1 {
+			var given int
+			if in.Type, in.Value, given = when.read(); given != 1 {
 				return misusef("give one of --cron, --interval and --once")
-			}
-			if d, err := time.ParseDuration(interval); interval != "" && err == nil {
-				in.Value = strconv.FormatInt(d.Milliseconds(), 10)
 			}
 			return a.withStore(ctx, func(ctx context.Context, api storeAPI) error {
 				t, err := api.AddTask(ctx, in)
@@ -283,14 +303,96 @@ into the prompt. A script that fails, or takes longer than 30 s, wakes nobody.`,
 	}
 	f := cmd.Flags()
 	f.StringVarP(&in.Group, "group", "g", "", "the group that runs it")
-	f.StringVar(&cron, "cron", "", "five fields such as \"0 9 * * 1-5\", or @hourly, @daily, @weekly, @monthly, @yearly")
-	f.StringVar(&interval, "interval", "", "milliseconds, or a duration such as 90m; at least a minute")
-	f.StringVar(&once, "once", "", "a single time such as 2027-02-01T15:30, with Z or an offset behind it if it is not of the time zone")
+	when.flags(cmd)
 	f.StringVar(&in.ID, "id", "", "its id within the group (default a random one)")
 	f.StringVar(&in.Zone, "zone", "", "time zone such as Europe/Berlin (default the daemon's)")
 	f.StringVar(&in.Context, "context", berth.ContextIsolated, "group (the chat's session) or isolated (a new one each time)")
 	f.StringVar(&in.Script, "script", "", "command that decides in the container whether the agent is woken")
 	f.StringVar(&in.CatchUp, "catch-up", berth.CatchUpOnce, "what is missed is made up for with one run (once), or not (skip)")
+	f.BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+// when is a schedule on the command line.
+type when struct{ cron, interval, once string }
+
+func (w *when) flags(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&w.cron, "cron", "", "five fields such as \"0 9 * * 1-5\", or @hourly, @daily, @weekly, @monthly, @yearly")
+	f.StringVar(&w.interval, "interval", "", "milliseconds, or a duration such as 90m; at least a minute")
+	f.StringVar(&w.once, "once", "", "a single time such as 2027-02-01T15:30, with Z or an offset behind it if it is not of the time zone")
+}
+
+// read returns the last one of the schedules that were given, and how many were.
+func (w *when) read() (kind, value string, given int) {
+	for _, s := range []struct{ kind, value string }{{berth.ScheduleCron, w.cron}, {berth.ScheduleInterval, w.interval}, {berth.ScheduleOnce, w.once}} {
+		if s.value != "" {
+			kind, value = s.kind, s.value
+			given++
+		}
+	}
+	if d, err := time.ParseDuration(value); kind == berth.ScheduleInterval && err == nil {
+		value = strconv.FormatInt(d.Milliseconds(), 10)
+	}
+	return kind, value, given
+}
+
+func (a *app) tasksSetCommand() *cobra.Command {
+	var group string
+	var when when
+	var texts struct{ prompt, zone, context, script, catchUp string }
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "set ID",
+		Short: "Change a task; what is not given stays",
+		Long: `Change a task; what is not given stays.
+
+A new schedule or time zone gives it a new next run, and makes a completed task
+active again. A paused one stays paused.`,
+		Example: `  berth tasks set builds --interval 2h
+  berth tasks set morning -g family --cron "0 8 * * 1-5" --prompt "What is on today, and the weather?"
+  berth tasks set builds --script ""`,
+		Args: cobra.ExactArgs(1),
+	}
+	cmd.RunE = a.do(func(ctx context.Context, args []string) error {
+		var in web.TaskChange
+		kind, value, given := when.read()
+		switch {
+		case given > 1:
+			return misusef("give at most one of --cron, --interval and --once")
+		case given == 1:
+			in.Type, in.Value = &kind, &value
+		}
+		for name, field := range map[string]struct {
+			to   **string
+			from *string
+		}{
+			"prompt": {&in.Prompt, &texts.prompt}, "zone": {&in.Zone, &texts.zone}, "context": {&in.Context, &texts.context},
+			"script": {&in.Script, &texts.script}, "catch-up": {&in.CatchUp, &texts.catchUp},
+		} {
+			if cmd.Flags().Changed(name) {
+				*field.to = field.from
+			}
+		}
+		if in == (web.TaskChange{}) {
+			return misusef("say what to change: see berth tasks set --help")
+		}
+		return a.withStore(ctx, func(ctx context.Context, api storeAPI) error {
+			t, err := api.UpdateTask(ctx, group, args[0], in)
+			if err != nil {
+				return err
+			}
+			return a.printTask(t, "is changed", asJSON)
+		})
+	})
+	f := cmd.Flags()
+	f.StringVarP(&group, "group", "g", "", "its group")
+	f.StringVar(&texts.prompt, "prompt", "", "what is to be done")
+	when.flags(cmd)
+	f.StringVar(&texts.zone, "zone", "", "time zone such as Europe/Berlin")
+	f.StringVar(&texts.context, "context", "", "group (the chat's session) or isolated (a new one each time)")
+	f.StringVar(&texts.script, "script", "", "command that decides in the container whether the agent is woken; \"\" for none")
+	f.StringVar(&texts.catchUp, "catch-up", "", "what is missed is made up for with one run (once), or not (skip)")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
 }

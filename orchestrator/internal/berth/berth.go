@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"path"
 	"regexp"
 	"strings"
 	"time"
@@ -192,8 +193,11 @@ type Outgoing struct {
 	ID        int64
 	ChatJID   string
 	Key       string // idempotency key of the fact that caused it
-	Kind      string // OutAnswer, OutMessage or OutNotice
-	Text      string
+	Kind      string // OutAnswer, OutMessage, OutReaction or OutNotice
+	Text      string // of an OutReaction its emoji
+	File      string // path below groups/ of a file that goes along, with Text as its caption; empty: none
+	FileSize  int64  // in bytes, when it was queued
+	ReactsTo  int64  // sequence number of the message that an OutReaction is to
 	MessageID string // chosen before the first attempt and kept
 	AnswersTo int64  // sequence number of the last message it answers, or 0
 	OwnTurn   bool   // said by the agent of that chat: part of the answer of a turn under way
@@ -206,10 +210,40 @@ type Outgoing struct {
 
 // The kinds of outgoing text.
 const (
-	OutAnswer  = "answer"  // an agent's result
-	OutMessage = "message" // sent by an agent during its turn
-	OutNotice  = "notice"  // Berth itself speaking
+	OutAnswer   = "answer"   // an agent's result
+	OutMessage  = "message"  // sent by an agent during its turn
+	OutReaction = "reaction" // to a message, by the same
+	OutNotice   = "notice"   // Berth itself speaking
 )
+
+// Bounds of the files that agents send, in bytes.
+const (
+	MaxFile  = 64 << 20
+	MaxFiles = 256 << 20 // of one chat, on their way or given up
+)
+
+// Shown returns the text for those who see nothing but text: what goes along is
+// named in brackets.
+func (o Outgoing) Shown() string {
+	switch {
+	case o.File != "":
+		return strings.TrimSpace(fmt.Sprintf("[file %s, %s] %s", path.Base(o.File), size(o.FileSize), o.Text))
+	case o.Kind == OutReaction:
+		return fmt.Sprintf("[reaction %s to #%d]", o.Text, o.ReactsTo)
+	}
+	return o.Text
+}
+
+// size returns a number of bytes as people read it.
+func size(n int64) string {
+	switch {
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	case n >= 1<<10:
+		return fmt.Sprintf("%.0f KiB", float64(n)/(1<<10))
+	}
+	return fmt.Sprintf("%d bytes", n)
+}
 
 var folderPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
 

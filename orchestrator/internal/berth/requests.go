@@ -62,11 +62,20 @@ type Task struct {
 	NextRun    time.Time
 	LastRun    time.Time // zero before the first
 	LastResult string
-	CreatedBy  string // the folder of the group that asked for it, or "operator"
+	CreatedBy  string // the folder of the group that asked for it, "operator" or HeartbeatOwner
 	CreatedAt  time.Time
 	// Origin is the idempotency key of the request that made it, or empty.
 	Origin string
 }
+
+// The heartbeat: a task of main that the daemon itself keeps, by a setting.
+const (
+	HeartbeatID    = "heartbeat"
+	HeartbeatOwner = "setting HEARTBEAT_INTERVAL_MINUTES" // as Task.CreatedBy; no folder has a blank in it
+)
+
+// IsHeartbeat reports whether the daemon keeps t.
+func (t Task) IsHeartbeat() bool { return t.CreatedBy == HeartbeatOwner }
 
 // TaskChange is what is to become of a task. What is nil stays.
 type TaskChange struct {

@@ -6,6 +6,7 @@ package console
 import (
 	"context"
 	"iter"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -34,24 +35,50 @@ type Channel struct {
 	store     Store
 	bell      *bell.Bell // rung when a chat changed
 	assistant string
+	groups    string
 
 	mu     sync.Mutex
 	typing map[string]bool
 }
 
 // New returns the console. bell must be rung for a chat whenever its messages
-// change.
-func New(store Store, b *bell.Bell, assistant string) *Channel {
-	return &Channel{store: store, bell: b, assistant: assistant, typing: make(map[string]bool)}
+// change. groups is the folder of the groups' folders, for who reads of a file.
+func New(store Store, b *bell.Bell, assistant, groups string) *Channel {
+	return &Channel{store: store, bell: b, assistant: assistant, groups: groups, typing: make(map[string]bool)}
 }
 
-// Send puts a text into its chat. Sending a MessageID again changes nothing.
+// Send puts a text into its chat. Sending a MessageID again changes nothing. Of a
+// file it says where the group has it, which may have changed it since; of a
+// reaction, to what it is.
 func (c *Channel) Send(ctx context.Context, o berth.Outgoing) error {
+	text := o.Shown()
+	switch {
+	case o.File != "":
+		text += "\n" + filepath.Join(c.groups, o.File)
+	case o.Kind == berth.OutReaction:
+		to, err := c.store.MessagesAfter(ctx, o.ChatJID, o.ReactsTo-1, 1)
+		if err != nil {
+			return err
+		}
+		if len(to) == 1 && to[0].Seq == o.ReactsTo {
+			text = "[reaction " + o.Text + " to: " + beginning(to[0].Text) + "]"
+		}
+	}
 	_, _, err := c.store.AddMessage(ctx, berth.Message{
 		ID: o.MessageID, ChatJID: o.ChatJID, Sender: "berth", SenderName: c.assistant,
-		Text: o.Text, Time: time.Now(), FromMe: true, Bot: true,
+		Text: text, Time: time.Now(), FromMe: true, Bot: true,
 	})
 	return err
+}
+
+// beginning returns as much of a text as it takes to know it again.
+func beginning(text string) string {
+	const most = 60
+	text = strings.Join(strings.Fields(text), " ")
+	if runes := []rune(text); len(runes) > most {
+		text = string(runes[:most]) + "…"
+	}
+	return text
 }
 
 // SetTyping says whether the agent of a chat is at work.

@@ -20,7 +20,7 @@ func open(t *testing.T) (*Channel, *sqlite.DB) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { db.Close() })
-	return New(db, &b, "Andy"), db
+	return New(db, &b, "Andy", "/berth/groups"), db
 }
 
 // follow returns the events of a chat as they come.
@@ -118,4 +118,34 @@ func TestOwns(t *testing.T) {
 			t.Errorf("%s: got %v", jid, got)
 		}
 	}
+}
+
+// Who sees nothing but text reads what a file is and where it lies, and what is
+// reacted to.
+func TestSendWhatIsNoText(t *testing.T) {
+	c, db := open(t)
+	seq, _, err := db.AddMessage(t.Context(), berth.Message{ID: "q", ChatJID: "console:a", SenderName: "Ann", Text: "shall we\nmeet?", Time: time.Unix(1, 0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, o := range []berth.Outgoing{
+		{File: "a/out/chart.png", FileSize: 12_300, Text: "look"},
+		{File: "a/b.txt", FileSize: 7},
+		{Kind: berth.OutReaction, Text: "👍", ReactsTo: seq},
+		{Kind: berth.OutReaction, Text: "👍", ReactsTo: 99},
+	} {
+		o.ChatJID, o.MessageID = "console:a", fmt.Sprint("m", i)
+		for range 2 { // as after a crash
+			if err := c.Send(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	want(t, follow(t, c, seq),
+		"Andy: [file chart.png, 12 KiB] look\n/berth/groups/a/out/chart.png",
+		"Andy: [file b.txt, 7 bytes]\n/berth/groups/a/b.txt",
+		"Andy: [reaction 👍 to: shall we meet?]",
+		"Andy: [reaction 👍 to #99]",
+		"typing false",
+	)
 }

@@ -65,6 +65,8 @@ type Store interface {
 	Tasks(ctx context.Context, folder string) ([]berth.Task, error)
 	TaskRuns(ctx context.Context, folder, id string, limit int) ([]berth.TaskRun, error)
 	Chats(ctx context.Context, limit int) ([]berth.Chat, error)
+	Outgoing(ctx context.Context, key string) (o berth.Outgoing, ok bool, err error)
+	MessagesAfter(ctx context.Context, chatJID string, seq int64, limit int) ([]berth.Message, error)
 	MemoryStore
 }
 
@@ -376,8 +378,7 @@ func (b *inbox) carryOut(ctx context.Context, name string) (size int, ok bool) {
 	}
 	r.key = "ipc/" + b.group.Folder + "/" + name
 	result, err := b.do(ctx, &r)
-	known, isAnswer := errors.AsType[*berth.Error](err)
-	if err != nil && (!isAnswer || known.Kind == berth.Unavailable) {
+	if err != nil && !final(err) {
 		b.log.Error("store a request", zap.Error(err))
 		return 0, false
 	}
@@ -391,6 +392,12 @@ func (b *inbox) carryOut(ctx context.Context, name string) (size int, ok bool) {
 	b.answer(r.id, result, err)
 	b.remove(name)
 	return len(data), true
+}
+
+// final reports whether an error is the answer to a request.
+func final(err error) bool {
+	known, ok := errors.AsType[*berth.Error](err)
+	return ok && known.Kind != berth.Unavailable
 }
 
 func (b *inbox) remove(name string) {

@@ -75,8 +75,11 @@ func (m *memory) setFail(err error) {
 	m.fail = err
 }
 
-func (m *memory) Tasks(context.Context, string) ([]berth.Task, error)      { return nil, nil }
-func (m *memory) Chats(context.Context, int) ([]berth.Chat, error)         { return nil, nil }
+func (m *memory) Tasks(context.Context, string) ([]berth.Task, error) { return nil, nil }
+func (m *memory) Chats(context.Context, int) ([]berth.Chat, error)    { return nil, nil }
+func (m *memory) Outgoing(context.Context, string) (o berth.Outgoing, ok bool, err error) {
+	return o, false, nil
+}
 func (m *memory) TasksNamed(context.Context, string) ([]berth.Task, error) { return nil, nil }
 func (m *memory) Task(_ context.Context, _, id string) (t berth.Task, err error) {
 	return t, berth.Errorf(berth.NotFound, "there is no task %s", id)

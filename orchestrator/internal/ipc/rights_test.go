@@ -485,7 +485,7 @@ func TestRepeatedRequests(t *testing.T) {
 	}
 }
 
-// Who sees which tasks and groups, asked for and in the snapshots. These are
+// SN-01, SN-02: who sees which tasks and groups, asked for and in the snapshots. These are
 // there when a run begins, and follow each change: the own one before the answer.
 func TestListsAndSnapshots(t *testing.T) {
 	w := settle(t)
@@ -598,7 +598,7 @@ func TestListsAndSnapshots(t *testing.T) {
 	}
 }
 
-// A run finds its snapshots when it begins, and an open inbox writes them anew.
+// SN-03: a run finds its snapshots when it begins, and an open inbox writes them anew.
 func TestOpenWritesSnapshots(t *testing.T) {
 	w := settle(t)
 	files, err := w.tree.Group("other-group")

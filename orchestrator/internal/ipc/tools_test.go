@@ -100,14 +100,17 @@ func TestToolsTellTheTruth(t *testing.T) {
 	if got := strings.Join(texts, "; "); got != "other@g.us hi; other@g.us Tea?\n1. yes\n2. no; third@g.us hi" {
 		t.Errorf("the outbox has %q", got)
 	}
-	for _, unknown := range []struct {
-		tool string
-		in   args
-	}{{"send_file", args{"path": "a.pdf"}}, {"react", args{"message_id": "1", "emoji": "👍"}}} {
-		if _, known := verbs[unknown.tool]; !known {
-			refuse(other, unknown.tool, unknown.in, fmt.Sprintf("no request of the type %q", unknown.tool))
-		}
-	}
+
+	// Files and reactions.
+	w.write("other-group", "a.pdf", "paper")
+	do(other, "send_file", args{"path": "a.pdf", "caption": "read"}, "The file a.pdf (5 bytes) is on its way.")
+	refuse(other, "send_file", args{"path": "/etc/passwd"}, "name a file below /workspace/group")
+	refuse(other, "send_file", args{"path": "a.pdf", "chat": "main@g.us"}, "its own chat only")
+	seq, _, err := w.db.AddMessage(t.Context(), berth.Message{ID: "m", ChatJID: "other@g.us", Sender: "ann", Text: "hi", Time: time.Unix(1, 0)})
+	check(t, err)
+	do(other, "react", args{"message_id": fmt.Sprint(seq), "emoji": "👍"}, "The reaction is on its way.")
+	refuse(other, "react", args{"message_id": "99", "emoji": "👍"}, "no message with the id 99")
+	refuse(main, "react", args{"message_id": fmt.Sprint(seq), "emoji": "👍"}, "no message with the id")
 
 	// Tasks.
 	text := do(other, "schedule_task", args{"prompt": "water", "schedule_type": "cron", "schedule_value": "0 9 * * *"}, "of group other-group is scheduled. It is active now. Next run: ")

@@ -22,7 +22,9 @@ type verb struct {
 }
 
 var verbs = map[string]verb{
-	"message": {schema: schema{required: []string{"chatJid", "text"}, optional: fields("sender")}, target: "chatJid", do: (*inbox).message},
+	"message":   {schema: schema{required: []string{"chatJid", "text"}, optional: fields("sender")}, target: "chatJid", do: (*inbox).message},
+	"send_file": {schema: schema{required: []string{"chatJid", "path"}, optional: fields("caption")}, target: "chatJid", do: (*inbox).sendFile},
+	"react":     {schema: schema{required: []string{"chatJid", "emoji"}, optional: map[string]kind{"messageId": anything}}, target: "chatJid", do: (*inbox).react},
 
 	"schedule_task": {schema: schema{required: []string{"prompt", "schedule_type", "schedule_value"}, optional: fields("targetJid", "taskId", "time_zone", "context_mode", "script", "catch_up")},
 		tasks: true, target: "targetJid", do: (*inbox).scheduleTask},
@@ -88,17 +90,26 @@ func (b *inbox) do(ctx context.Context, r *request) (any, error) {
 	return v.do(b, ctx, r)
 }
 
-// message queues a text for a chat: a group's own, or any registered one if the
-// group is main.
-func (b *inbox) message(ctx context.Context, r *request) (any, error) {
-	chat, text := r.get("chatJid"), r.get("text")
+// targetChat returns the chat that something is for: a group's own, or any
+// registered one if the group is main.
+func (b *inbox) targetChat(r *request) (string, error) {
+	chat := r.get("chatJid")
 	switch {
 	case chat != b.group.JID && !b.group.IsMain():
-		return nil, berth.Errorf(berth.Denied, "group %s may write to its own chat only", b.group.Folder)
+		return "", berth.Errorf(berth.Denied, "group %s may write to its own chat only", b.group.Folder)
 	case !b.Groups.Registered(chat):
-		return nil, berth.Errorf(berth.Denied, "chat %.80q is not registered", chat)
+		return "", berth.Errorf(berth.Denied, "chat %.80q is not registered", chat)
 	}
-	now := time.Now()
+	return chat, nil
+}
+
+// message queues a text.
+func (b *inbox) message(ctx context.Context, r *request) (any, error) {
+	chat, err := b.targetChat(r)
+	if err != nil {
+		return nil, err
+	}
+	text, now := r.get("text"), time.Now()
 	var out []berth.Outgoing
 	for i, text := range turn.Split(turn.Visible(text)) {
 		out = append(out, berth.Outgoing{

@@ -27,9 +27,16 @@ type Store interface {
 // way that the chat shows it once. An error of kind berth.Unavailable means
 // that the channel is offline: the text is held, which is no failed attempt,
 // until Wake or WakeAll. Invalid, Denied and NotFound mean that trying again
-// cannot help. A Channel may be Paced.
+// cannot help. A Channel may be Paced, and a Releaser.
 type Channel interface {
 	Send(context.Context, berth.Outgoing) error
+}
+
+// Releaser is a Channel that holds what goes along with a text until the store
+// knows that it was sent. A restart in between leaves it there. Release must not
+// block.
+type Releaser interface {
+	Release(berth.Outgoing)
 }
 
 const (
@@ -201,7 +208,13 @@ func (s *Sender) next(w *worker) (wait time.Duration, more bool) {
 	if err == nil {
 		crash.At(crash.Sent)
 		w.rhythm.out(o.Key, time.Now())
-		w.mark = func() error { return s.store.MarkSent(ctx, o.ID) }
+		w.mark = func() error {
+			err := s.store.MarkSent(ctx, o.ID)
+			if c, ok := s.channel.(Releaser); ok && err == nil {
+				c.Release(o)
+			}
+			return err
+		}
 		return s.marked(w), true
 	}
 	if s.ctx.Err() != nil {

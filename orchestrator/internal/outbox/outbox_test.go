@@ -429,3 +429,44 @@ func TestShutdownDoesNotHurryARetry(t *testing.T) {
 		want(t, "sent", m.got(), "[]")
 	})
 }
+
+// releaser is a channel that holds what goes along with a text.
+type releaser struct {
+	*memory
+	released []string
+}
+
+func (r *releaser) Release(o berth.Outgoing) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.released = append(r.released, o.Text+" "+string(r.rows[o.ID-1].State))
+}
+
+// What goes along with a text is let go when the store knows that it was sent, and
+// not before: a restart would need it again.
+func TestRelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &releaser{memory: &memory{}}
+		s := New(r.memory, r, zaptest.NewLogger(t))
+		defer s.Shutdown(t.Context())
+		fails := 3
+		r.marks = func() error {
+			if fails--; fails >= 0 {
+				return errors.New("no store")
+			}
+			return nil
+		}
+		r.add("a", "x")
+		s.Wake("a")
+		want(t, "sent", r.got(), "[x]")
+		want(t, "released", fmt.Sprint(r.released), "[]")
+		time.Sleep(3 * storeRetry)
+		synctest.Wait()
+		want(t, "released", fmt.Sprint(r.released), "[x sent]")
+		r.fail = func(berth.Outgoing) error { return berth.Errorf(berth.Invalid, "never") }
+		r.add("a", "y")
+		s.Wake("a")
+		synctest.Wait()
+		want(t, "given up, and kept for another try", fmt.Sprint(r.released), "[x sent]")
+	})
+}

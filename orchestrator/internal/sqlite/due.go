@@ -9,10 +9,9 @@ import (
 )
 
 const (
-	maxTaskRuns   = 100             // entries of one task's log
-	tellFailures  = 3               // in a row, after which the chat is told
-	sameTime      = 5 * time.Minute // a clock set back by less shows the same time again, which has had its run
-	maxTaskErrors = 2 << 10         // characters of an error in the log
+	maxTaskRuns  = 100             // entries of one task's log
+	tellFailures = 3               // in a row, after which the chat is told
+	sameTime     = 5 * time.Minute // a clock set back by less shows the same time again, which has had its run
 )
 
 // DueTasks returns the active tasks whose time is not after now, the longest due
@@ -170,7 +169,8 @@ func (db *DB) ReplanTasks(ctx context.Context, now time.Time) (moved int, err er
 			continue // it is paused when it is due
 		}
 		after := now
-		if had := parseTime(last); t.Kind == berth.ScheduleCron && had.After(now) && had.Before(now.Add(sameTime)) {
+		had := parseTime(last)
+		if had.After(now) && had.Before(now.Add(sameTime)) && (t.Kind == berth.ScheduleCron || s.Next(now).Equal(had)) {
 			after = had
 		}
 		if to := s.Next(after); formatTime(to) != next && !to.IsZero() {
@@ -195,12 +195,16 @@ func (db *DB) ReplanTasks(ctx context.Context, now time.Time) (moved int, err er
 	return moved, err
 }
 
+// ofRun finds the entry of a run. Without its second half SQLite does not see that
+// the index of entries with a run holds it, and reads the logs of all tasks.
+const ofRun = `run_id = ? AND run_id <> ''`
+
 // TaskOf returns the task that a run is for, also if it was cancelled meanwhile;
-// spoke says that some of the run's output reached the outbox.
+// spoke says that some of the run's output reached the outbox, or its turn ended.
 func (db *DB) TaskOf(ctx context.Context, runID string) (t berth.Task, spoke bool, err error) {
 	err = db.writer.do(ctx, func(x *tx) error {
 		var folder, id string
-		found, err := x.get([]any{&folder, &id, &spoke}, `SELECT group_folder, task_id, answered FROM task_run_logs WHERE run_id = ?`, runID)
+		found, err := x.get([]any{&folder, &id, &spoke}, `SELECT group_folder, task_id, answered FROM task_run_logs WHERE `+ofRun, runID)
 		if err == nil && found {
 			t, found, err = x.task(`group_folder = ? AND id = ?`, folder, id)
 		}
@@ -236,17 +240,22 @@ func (db *DB) TaskRuns(ctx context.Context, folder, id string, limit int) ([]ber
 
 // logTask notes in a task's log what a frame of its run said.
 func (x *tx) logTask(p berth.Progress) error {
-	if p.Seq == 0 {
+	if p.Seq == 0 && !p.TurnEnded {
 		return nil
 	}
+	// A turn that ended without a word did its work all the same.
 	return x.exec(`UPDATE task_run_logs SET result = CASE WHEN ?1 = '' THEN result ELSE ?1 END, answered = answered OR ?2,
-		input_tokens = input_tokens + ?3, output_tokens = output_tokens + ?4 WHERE run_id = ?5`,
-		firstOf(p.Summary, berth.TaskSummary), len(p.Out) > 0, max(p.InputTokens, 0), max(p.OutputTokens, 0), p.RunID)
+		input_tokens = input_tokens + ?3, output_tokens = output_tokens + ?4 WHERE `+ofRun,
+		firstOf(p.Summary, berth.TaskSummary), len(p.Out) > 0 || p.TurnEnded, tokens(p.InputTokens), tokens(p.OutputTokens), p.RunID)
 }
+
+// tokens returns a number that a container names, so that no sum of them overflows.
+func tokens(n int64) int64 { return min(max(n, 0), 1<<40) }
 
 // taskSpoke notes that the agent of a chat has sent a message by itself.
 func (x *tx) taskSpoke(chat string) error {
-	return x.exec(`UPDATE task_run_logs SET answered = 1 WHERE run_id IN (SELECT id FROM runs WHERE ended_at IS NULL AND chat_jid = ? AND task_id <> '')`, chat)
+	return x.exec(`UPDATE task_run_logs SET answered = 1 WHERE answered = 0 AND run_id <> ''
+		AND run_id IN (SELECT id FROM runs WHERE ended_at IS NULL AND chat_jid = ? AND task_id <> '')`, chat)
 }
 
 // saidByTask reports whether the run of a task has sent a text already.
@@ -263,7 +272,7 @@ func (x *tx) saidByTask(runID, chat, text string) (said bool, err error) {
 func (x *tx) settleTask(e berth.Ending, folder, chat, id string, v *berth.Verdict) error {
 	var answered bool
 	var result, began string
-	if _, err := x.get([]any{&answered, &result, &began}, `SELECT answered, coalesce(result, ''), run_at FROM task_run_logs WHERE run_id = ?`, e.RunID); err != nil {
+	if _, err := x.get([]any{&answered, &result, &began}, `SELECT answered, coalesce(result, ''), run_at FROM task_run_logs WHERE `+ofRun, e.RunID); err != nil {
 		return err
 	}
 	outcome, last := berth.TaskSuccess, result
@@ -273,8 +282,8 @@ func (x *tx) settleTask(e berth.Ending, folder, chat, id string, v *berth.Verdic
 	case last == "":
 		last = "Completed"
 	}
-	if err := x.exec(`UPDATE task_run_logs SET duration_ms = ?, status = ?, error = ? WHERE run_id = ?`,
-		max(e.At.Sub(parseTime(began)).Milliseconds(), 0), outcome, firstOf(e.Error, maxTaskErrors), e.RunID); err != nil {
+	if err := x.exec(`UPDATE task_run_logs SET duration_ms = ?, status = ?, error = ? WHERE `+ofRun,
+		max(e.At.Sub(parseTime(began)).Milliseconds(), 0), outcome, e.Error, e.RunID); err != nil {
 		return err
 	}
 	t, found, err := x.task(`group_folder = ? AND id = ?`, folder, id)
@@ -288,7 +297,9 @@ func (x *tx) settleTask(e berth.Ending, folder, chat, id string, v *berth.Verdic
 	failed := outcome == berth.TaskError
 	if failed && !answered && t.Status == berth.TaskActive && (e.Uncounted || !e.NoRetry && attempts < len(e.Backoff)) {
 		wait := e.RetryIn
-		if !e.Uncounted {
+		if e.Uncounted {
+			attempts = max(attempts, 1) // it is repeated: no replan may move it
+		} else {
 			if wait == 0 {
 				wait = e.Backoff[attempts]
 			}
@@ -304,7 +315,7 @@ func (x *tx) settleTask(e berth.Ending, folder, chat, id string, v *berth.Verdic
 		if failures++; !failed {
 			failures = 0
 		}
-		if err := passOver(&t, e.At); err != nil {
+		if err := passOver(&t, parseTime(began), e.At); err != nil {
 			if err := x.pauseBroken(t, err); err != nil {
 				return err
 			}
@@ -323,10 +334,12 @@ func (x *tx) settleTask(e berth.Ending, folder, chat, id string, v *berth.Verdic
 	})
 }
 
-// passOver moves a task whose run has ended past the times that came meanwhile; a
-// task that has no other time is completed.
-func passOver(t *berth.Task, now time.Time) error {
-	if t.Status != berth.TaskActive && t.Status != berth.TaskPaused || t.NextRun.After(now) {
+// passOver moves a task whose run began and has ended past the times that came
+// meanwhile, but for a single time that the task was given since; a task that has
+// no other time is completed.
+func passOver(t *berth.Task, began, now time.Time) error {
+	given := t.Kind == berth.ScheduleOnce && t.Status == berth.TaskActive && !t.NextRun.IsZero() && t.Anchor.After(began)
+	if t.Status != berth.TaskActive && t.Status != berth.TaskPaused || t.NextRun.After(now) || given {
 		return nil
 	}
 	s, err := readSchedule(*t)

@@ -3,18 +3,21 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/pressly/goose/v3"
 
 	"berth/orchestrator/internal/berth"
+	"berth/orchestrator/internal/memory"
 )
 
 // every is a task of family that runs every so many minutes, from monday on.
@@ -193,6 +196,21 @@ func TestChangesDuringARun(t *testing.T) {
 				t.Errorf("%s: %+v", c.what, got)
 			}
 		}
+	}
+	// A single time that a task is given in its own run, and that comes before that is
+	// over, is not passed over: there is no other.
+	for _, failed := range []string{"", "x"} {
+		db := open(t)
+		add(t, db, once(at(5)))
+		claim(t, db, "r1", at(5))
+		_, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: new(at(6).Format(time.RFC3339))}, at(5.5))
+		check(t, err)
+		finish(t, db, berth.Ending{RunID: "r1", At: at(7), Error: failed, NoRetry: true})
+		if !claim(t, db, "r2", at(7)) {
+			t.Errorf("snoozed, its run %q: %+v", failed, t1(t, db))
+		}
+		finish(t, db, berth.Ending{RunID: "r2", At: at(8)})
+		diff(t, "then", t1(t, db).Status, berth.TaskCompleted)
 	}
 	// Inventory 42: the log of a cancelled task's last run is kept.
 	db := open(t)
@@ -435,7 +453,8 @@ func TestReplan(t *testing.T) {
 		want time.Time
 	}{
 		{"an interval, an hour back", every(10), at(120), at(60.5), at(70)},
-		{"an interval, a second back", every(10), at(120), at(119.99), at(120)},
+		{"an interval, a second back", every(10), at(120), at(119.99), at(130)},
+		{"an interval, more than a beat back", every(1), at(120), at(117.5), at(118)},
 		{"a cron, a second back", daily, nine(3), nine(3).Add(-time.Second), nine(4)},
 		{"a cron, a week back", daily, nine(10), nine(3).Add(time.Minute), nine(4)},
 		{"a cron, a year back", daily, nine(3).AddDate(1, 0, 0), nine(4).Add(-time.Hour), nine(4)},
@@ -445,6 +464,10 @@ func TestReplan(t *testing.T) {
 		db := open(t)
 		add(t, db, c.task)
 		if !c.ran.IsZero() {
+			before := c.ran.Add(-time.Minute / 2)
+			if claim(t, db, "r0", before) { // for what was missed
+				finish(t, db, berth.Ending{RunID: "r0", At: before})
+			}
 			claim(t, db, "r1", c.ran)
 			finish(t, db, berth.Ending{RunID: "r1", At: c.ran})
 		}
@@ -465,6 +488,13 @@ func TestReplan(t *testing.T) {
 	finish(t, db, berth.Ending{RunID: "r1", At: at(101), Error: "x", Backoff: []time.Duration{time.Minute}})
 	moved, err = db.ReplanTasks(t.Context(), at(101))
 	diff(t, "repeated", must(t, moved, err), 0)
+	// Also where that was nobody's fault: the engine is back, and the run has to be.
+	db = open(t)
+	add(t, db, every(10))
+	claim(t, db, "r1", at(100))
+	finish(t, db, berth.Ending{RunID: "r1", At: at(101), Error: "no engine", Uncounted: true, NoRetry: true, RetryIn: time.Second})
+	moved, err = db.ReplanTasks(t.Context(), at(101))
+	diff(t, "repeated, uncounted", must(t, moved, err), 0)
 }
 
 // W67 for tasks: what the agent sent itself is not said again as its result.
@@ -500,6 +530,83 @@ func TestTaskLogIsBounded(t *testing.T) {
 	if len(must(t, runs, err)) != maxTaskRuns || runs[0].RunID != fmt.Sprint(maxTaskRuns+9) {
 		t.Errorf("%d entries, the newest is %s", len(runs), runs[0].RunID)
 	}
+	var kept int
+	check(t, db.read.QueryRow(`SELECT count(*) FROM runs`).Scan(&kept))
+	diff(t, "runs", kept, maxTaskRuns) // nor do the runs themselves
+}
+
+// A silent run that ended its turn is over, though it lost its host before it was
+// settled: what it did without a word is not done twice.
+func TestSilentTurnCounts(t *testing.T) {
+	db := open(t)
+	add(t, db, every(60))
+	claim(t, db, "r1", at(60))
+	check(t, db.Commit(t.Context(), berth.Progress{RunID: "r1", Seq: 3}))
+	_, spoke, err := db.TaskOf(t.Context(), "r1")
+	diff(t, "before its turn ended", must(t, spoke, err), false)
+	check(t, db.Commit(t.Context(), berth.Progress{RunID: "r1", TurnEnded: true}))
+	_, spoke, err = db.TaskOf(t.Context(), "r1")
+	diff(t, "after", must(t, spoke, err), true)
+}
+
+// A container says what it likes about tokens and errors: neither keeps a frame or an
+// end from being recorded, nor fills the store.
+func TestWhatAContainerSaysIsBounded(t *testing.T) {
+	db := open(t)
+	add(t, db, every(1))
+	claim(t, db, "r1", at(1))
+	for seq := range int64(3) {
+		check(t, db.Commit(t.Context(), berth.Progress{RunID: "r1", Seq: seq + 1, InputTokens: 1<<63 - 1, OutputTokens: -1}))
+	}
+	finish(t, db, berth.Ending{RunID: "r1", At: at(2), Error: strings.Repeat("é", 1<<20), Class: strings.Repeat("x", 1<<20)})
+	var size int
+	check(t, db.read.QueryRow(`SELECT length(error) + length(error_class) FROM runs`).Scan(&size))
+	diff(t, "kept of its end", size, maxRunError+maxClass)
+	runs, err := db.TaskRuns(t.Context(), "family", "t1", 1)
+	if r := must(t, runs, err)[0]; r.InputTokens <= 0 || r.OutputTokens != 0 || utf8.RuneCountInString(r.Error) != maxRunError {
+		t.Errorf("%d and %d tokens", r.InputTokens, r.OutputTokens)
+	}
+}
+
+// No write and no claim reads more than its own rows, however many tasks, logs,
+// memories and messages there are.
+func TestStatementsUseIndexes(t *testing.T) {
+	db := open(t)
+	task := every(1)
+	task.Origin = "o1"
+	add(t, db, task)
+	_, _, err := db.AddMemory(t.Context(), memory.Memory{Folder: "family", Fact: "likes tea", Origin: "o2", CreatedAt: monday})
+	check(t, err)
+	claim(t, db, "r1", at(1))
+	check(t, db.AddOutgoing(t.Context(), berth.Outgoing{ChatJID: chat, Key: "k", Kind: berth.OutMessage, Text: "hi", MessageID: "m", OwnTurn: true}))
+	check(t, db.Commit(t.Context(), berth.Progress{RunID: "r1", Seq: 1, Out: []berth.Outgoing{{Key: "k2", Kind: berth.OutAnswer, Text: "a", MessageID: "m2"}}}))
+	_, _, err = db.TaskOf(t.Context(), "r1")
+	check(t, err)
+	finish(t, db, berth.Ending{RunID: "r1", At: at(2)})
+	check(t, db.writer.do(t.Context(), func(x *tx) error {
+		for query := range x.w.stmts {
+			rows, err := x.w.conn.QueryContext(t.Context(), "EXPLAIN QUERY PLAN "+query, make([]any, 40)[:strings.Count(query, "?")]...)
+			if err != nil {
+				continue // BEGIN and the like
+			}
+			for rows.Next() {
+				var id, parent, unused int
+				var step string
+				if err := rows.Scan(&id, &parent, &unused, &step); err != nil {
+					return err
+				}
+				for _, table := range []string{"task_run_logs", "scheduled_tasks", "memory", "messages", "outbox"} {
+					if step == "SCAN "+table {
+						t.Errorf("%s of\n%s", step, query)
+					}
+				}
+			}
+			if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
 }
 
 // A store of before keeps its tasks and their logs.

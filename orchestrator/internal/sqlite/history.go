@@ -2,11 +2,14 @@ package sqlite
 
 import (
 	"context"
+	"database/sql"
 	"encoding/hex"
 	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"golang.org/x/text/unicode/norm"
 
 	"berth/orchestrator/internal/berth"
 )
@@ -15,8 +18,10 @@ const (
 	maxQuery   = 1000 // bytes
 	maxTerms   = 16
 	maxFound   = 50
-	indexStep  = 500    // messages indexed in one transaction
-	maxScanned = 20_000 // messages looked at where an index of words does not help
+	indexStep  = 500       // messages indexed in one transaction, at most
+	indexBytes = 512 << 10 // characters of them, but for one that is longer
+	maxScanned = 20_000    // messages looked at where the index does not help
+	maxRead    = 4 << 20   // bytes of messages that one search reads
 )
 
 // SearchHistory returns up to limit messages of a chat, newest first, that hold
@@ -27,7 +32,10 @@ const (
 // Nothing else in query has a meaning. The error is of kind berth.Invalid if query
 // names no word, or more than 16, or has more than 1 000 bytes.
 //
-// Of other chats it takes no notice, also not in its time.
+// Of other chats it takes no notice, also not in its time. To find the beginning of
+// a word in the index would take as long as there are such words in all chats; so
+// that, and scripts without blanks, are looked for in the newest 20 000 messages, of
+// long ones in fewer.
 func (db *DB) SearchHistory(ctx context.Context, chatJID, query string, before int64, limit int) ([]berth.Message, error) {
 	terms, err := parseQuery(query)
 	if err != nil {
@@ -40,7 +48,7 @@ func (db *DB) SearchHistory(ctx context.Context, chatJID, query string, before i
 	messages, answers := foundMessages, foundAnswers
 	args := []any{chatJID, before, limit, `chat : "` + hex.EncodeToString([]byte(chatJID)) + `" AND {sender content} : (` + ftsQuery(terms) + `)`}
 	holds := func(berth.Message) bool { return true }
-	if strings.ContainsFunc(query, unspaced) {
+	if strings.ContainsFunc(query, unspaced) || slices.ContainsFunc(terms, func(t term) bool { return t.begin }) {
 		messages, answers, args, holds = lastMessages, lastAnswers, []any{chatJID, before, maxScanned}, holdsAll(terms)
 	} else if err := db.indexHistory(ctx, chatJID); err != nil {
 		return nil, err
@@ -51,12 +59,11 @@ func (db *DB) SearchHistory(ctx context.Context, chatJID, query string, before i
 		if err != nil {
 			return nil, explain(err)
 		}
-		list, err := scanMessages(rows)
+		list, err := pick(rows, limit, holds)
 		if err != nil {
 			return nil, err
 		}
-		list = slices.DeleteFunc(list, func(m berth.Message) bool { return !holds(m) })
-		out = append(out, list[:min(limit, len(list))]...)
+		out = append(out, list...)
 	}
 	slices.SortStableFunc(out, func(a, b berth.Message) int { return b.Time.Compare(a.Time) })
 	return out[:min(limit, len(out))], nil
@@ -70,7 +77,8 @@ const (
 		AND seq IN (SELECT rowid FROM history WHERE history MATCH ?4 AND rowid > 0 AND rowid < ?2 ORDER BY rowid DESC LIMIT ?3) ORDER BY seq DESC`
 
 	answerColumns = `SELECT 0, message_id, chat_jid, '', '', text, created_at, 1, 1, 0 FROM outbox`
-	unkept        = ` AND state = 'sent' AND kind <> 'notice' AND NOT EXISTS (SELECT 1 FROM messages m WHERE m.chat_jid = outbox.chat_jid AND m.id = outbox.message_id)`
+	agents        = `state = 'sent' AND kind <> 'notice'` // what an agent said
+	unkept        = ` AND ` + agents + ` AND NOT EXISTS (SELECT 1 FROM messages m WHERE m.chat_jid = outbox.chat_jid AND m.id = outbox.message_id)`
 	older         = ` AND created_at < coalesce((SELECT timestamp FROM messages WHERE seq = ?2 AND chat_jid = ?1), '~')`
 	lastAnswers   = answerColumns + ` WHERE chat_jid = ?1` + unkept + older + ` ORDER BY id DESC LIMIT ?3`
 	foundAnswers  = answerColumns + ` WHERE chat_jid = ?1
@@ -84,7 +92,7 @@ func (db *DB) indexHistory(ctx context.Context, chatJID string) error {
 	err := db.read.QueryRowContext(ctx, `SELECT NOT EXISTS (SELECT 1 FROM messages WHERE chat_jid = ?1
 			AND seq > coalesce((SELECT seq FROM history_upto WHERE chat_jid = ?1), 0))
 		AND NOT EXISTS (SELECT 1 FROM outbox WHERE chat_jid = ?1
-			AND id > coalesce((SELECT outbox FROM history_upto WHERE chat_jid = ?1), 0) AND state = 'sent')`, chatJID).Scan(&done)
+			AND id > coalesce((SELECT outbox FROM history_upto WHERE chat_jid = ?1), 0) AND `+agents+`)`, chatJID).Scan(&done)
 	for err == nil && !done {
 		err = db.writer.do(ctx, func(x *tx) error {
 			done, err = x.indexSome(chatJID)
@@ -102,9 +110,15 @@ func (x *tx) indexSome(chatJID string) (done bool, err error) {
 	}
 	var seq, outbox, lastSeq, lastOut int64
 	if _, err := x.get([]any{&seq, &outbox, &lastSeq, &lastOut}, `SELECT seq, outbox,
-		coalesce((SELECT max(seq) FROM (SELECT seq FROM messages WHERE chat_jid = ?1 AND seq > u.seq ORDER BY seq LIMIT ?2)), seq),
-		coalesce((SELECT max(id) FROM (SELECT id FROM outbox WHERE chat_jid = ?1 AND id > u.outbox AND state = 'sent' ORDER BY id LIMIT ?2)), outbox)
-		FROM history_upto u WHERE chat_jid = ?1`, chatJID, indexStep); err != nil {
+		coalesce((SELECT max(seq) FROM (
+			SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM (
+				SELECT seq, length(content) AS size FROM messages WHERE chat_jid = ?1 AND seq > u.seq ORDER BY seq LIMIT ?2)
+			) WHERE before < ?3), seq),
+		coalesce((SELECT max(id) FROM (
+			SELECT id, sum(size) OVER (ORDER BY id) - size AS before FROM (
+				SELECT id, length(text) AS size FROM outbox WHERE chat_jid = ?1 AND id > u.outbox AND `+agents+` ORDER BY id LIMIT ?2)
+			) WHERE before < ?3), outbox)
+		FROM history_upto u WHERE chat_jid = ?1`, chatJID, indexStep, indexBytes); err != nil {
 		return false, err
 	}
 	if err := x.exec(`INSERT INTO history (rowid, chat, sender, content)
@@ -118,12 +132,53 @@ func (x *tx) indexSome(chatJID string) (done bool, err error) {
 	return seq == lastSeq && outbox == lastOut, x.exec(`UPDATE history_upto SET seq = ?, outbox = ? WHERE chat_jid = ?`, lastSeq, lastOut, chatJID)
 }
 
+// pick returns the first messages for which holds is true, at most limit. It reads
+// no more than maxRead, and keeps no other in memory.
+func pick(rows *sql.Rows, limit int, holds func(berth.Message) bool) (out []berth.Message, err error) {
+	defer rows.Close()
+	for read := 0; len(out) < limit && read < maxRead && rows.Next(); {
+		m, err := scanMessage(rows)
+		if err != nil {
+			return nil, err
+		}
+		read += len(m.Text)
+		if holds(m) {
+			out = append(out, m)
+		}
+	}
+	return out, explain(rows.Err())
+}
+
 // holdsAll returns what finds the terms without an index.
 func holdsAll(terms []term) func(berth.Message) bool {
-	return func(m berth.Message) bool {
-		text := strings.ToLower(m.SenderName + "\n" + m.Text)
-		return !slices.ContainsFunc(terms, func(t term) bool { return !strings.Contains(text, strings.ToLower(t.text)) })
+	parts := make([]string, len(terms))
+	for i, t := range terms {
+		switch parts[i] = words(t.text); {
+		case strings.ContainsFunc(t.text, unspaced):
+			parts[i] = strings.TrimSpace(parts[i])
+		case t.begin:
+			parts[i] = strings.TrimSuffix(parts[i], " ")
+		}
 	}
+	return func(m berth.Message) bool {
+		text := words(m.SenderName + "\n" + m.Text)
+		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(text, part) })
+	}
+}
+
+// words returns the words of a text with a blank around each, without what the
+// index does not tell apart: case, accents, and what stands between words.
+func words(text string) string {
+	plain := strings.Map(func(r rune) rune {
+		if '\u0300' <= r && r <= '\u036f' {
+			return -1
+		}
+		return r
+	}, norm.NFD.String(strings.ToLower(text)))
+	between := func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsNumber(r) && !unicode.IsMark(r) && !unicode.Is(unicode.Co, r)
+	}
+	return " " + strings.Join(strings.FieldsFunc(norm.NFC.String(plain), between), " ") + " "
 }
 
 // unspaced reports whether a script has no blanks between words.

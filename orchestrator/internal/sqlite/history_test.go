@@ -64,6 +64,13 @@ func TestSearchHistory(t *testing.T) {
 		"cafe":                {"1"},
 		"peop*":               {"3", "2"},
 		"peop":                {},
+		"eopl*":               {},
+		"CAF* ni*":            {"1"},
+		"peop* (tea)":         {"3", "2"},
+		`"nine peo*`:          {"2"},
+		`nine* "people tea"`:  {"3"},
+		"secr*":               {},
+		"An*":                 {"5", "4", "3", "2", "1"},
 		"secrets":             {},
 		"Ann opens":           {"1"},
 		"会議":                  {"4"},
@@ -189,8 +196,56 @@ func TestSearchHistoryIndexesOneChat(t *testing.T) {
 	}
 }
 
+// How long it takes to find the beginnings of words in the index depends on what
+// all chats say.
+func TestBeginningsAreNotLookedForInTheIndex(t *testing.T) {
+	db := open(t)
+	said(t, db, "a@g.us", "1", "words")
+	if got := found(t, db, "a@g.us", "wor*"); len(got) != 1 {
+		t.Errorf("found %q", got)
+	}
+	diff(t, "indexed", indexed(t, db), 0)
+}
+
+func indexed(t *testing.T, db *DB) (n int) {
+	t.Helper()
+	check(t, db.read.QueryRow(`SELECT count(*) FROM history`).Scan(&n))
+	return n
+}
+
+// Long messages are indexed a few at a time: others write meanwhile.
+func TestLongMessagesAreIndexedInSteps(t *testing.T) {
+	db := open(t)
+	for i := range 5 {
+		said(t, db, "a@g.us", fmt.Sprint(i), "needle "+strings.Repeat("hay ", indexBytes/8))
+	}
+	check(t, db.writer.do(t.Context(), func(x *tx) error {
+		done, err := x.indexSome("a@g.us")
+		if done {
+			t.Error("all at once")
+		}
+		return err
+	}))
+	diff(t, "indexed", indexed(t, db), 2)
+	diff(t, "found", found(t, db, "a@g.us", "needle"), []string{"4", "3", "2", "1", "0"})
+}
+
+// What is no longer kept of an agent's texts is no longer in the index.
+func TestIndexForgetsOldAnswers(t *testing.T) {
+	db := open(t)
+	for i := range 3 {
+		check(t, db.AddOutgoing(t.Context(), berth.Outgoing{ChatJID: "a@g.us", Key: fmt.Sprint(i), Kind: berth.OutAnswer, Text: "an answer", MessageID: fmt.Sprint("m", i), CreatedAt: monday}))
+		next, _, err := db.NextOutgoing(t.Context(), "a@g.us")
+		check(t, db.MarkSent(t.Context(), must(t, next, err).ID))
+	}
+	diff(t, "found", found(t, db, "a@g.us", "answer"), []string{"m2", "m1", "m0"})
+	check(t, db.writer.do(t.Context(), func(x *tx) error { return x.exec(`DELETE FROM outbox WHERE key <> '2'`) }))
+	diff(t, "indexed", indexed(t, db), 1)
+	diff(t, "found", found(t, db, "a@g.us", "answer"), []string{"m2"})
+}
+
 func FuzzSearchHistory(f *testing.F) {
-	for _, query := range []string{"nine", `"nine people"`, `a" OR b`, "NEAR(a b, 3)", "{chat} : x*", "^a + -b", "\x00*", "会議", `""""`, "\ue000", "a\u0301*", "٣"} {
+	for _, query := range []string{"nine", `"nine people"`, `a" OR b`, "NEAR(a b, 3)", "{chat} : x*", "^a + -b", "\x00*", "会議", `""""`, "\ue000", "a\u0301*", "٣", "nin* \"e p*\" 会*"} {
 		f.Add(query)
 	}
 	db := openFor(f)

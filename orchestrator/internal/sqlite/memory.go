@@ -47,7 +47,7 @@ func (db *DB) AddMemory(ctx context.Context, m memory.Memory) (out memory.Memory
 	err = db.writer.do(ctx, func(x *tx) error {
 		known = false
 		if m.Origin != "" {
-			have, found, err := x.memory(`origin = ?`, m.Origin)
+			have, found, err := x.memory(ofOrigin, m.Origin)
 			if out = have; err != nil || found {
 				return err
 			}

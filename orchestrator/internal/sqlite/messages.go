@@ -101,17 +101,17 @@ func (db *DB) Fate(ctx context.Context, seq int64) (fate berth.Fate, chatJID str
 	if to == 0 {
 		return fate, chatJID, nil
 	}
-	rows, err := tx.QueryContext(ctx, `SELECT text FROM outbox WHERE chat_jid = ? AND answers_to = ? ORDER BY id`, chatJID, to)
+	rows, err := tx.QueryContext(ctx, `SELECT kind, text, file, file_size FROM outbox WHERE chat_jid = ? AND answers_to = ? ORDER BY id`, chatJID, to)
 	if err != nil {
 		return fate, "", explain(err)
 	}
 	defer rows.Close()
 	for rows.Next() {
-		var text string
-		if err := rows.Scan(&text); err != nil {
+		var o berth.Outgoing
+		if err := rows.Scan(&o.Kind, &o.Text, &o.File, &o.FileSize); err != nil {
 			return fate, "", explain(err)
 		}
-		fate.Texts = append(fate.Texts, text)
+		fate.Texts = append(fate.Texts, o.Shown())
 	}
 	return fate, chatJID, explain(rows.Err())
 }
@@ -120,15 +120,20 @@ func scanMessages(rows *sql.Rows) ([]berth.Message, error) {
 	defer rows.Close()
 	var out []berth.Message
 	for rows.Next() {
-		var m berth.Message
-		var at string
-		if err := rows.Scan(&m.Seq, &m.ID, &m.ChatJID, &m.Sender, &m.SenderName, &m.Text, &at, &m.FromMe, &m.Bot, &m.Wakes); err != nil {
-			return nil, explain(err)
+		m, err := scanMessage(rows)
+		if err != nil {
+			return nil, err
 		}
-		m.Time = parseTime(at)
 		out = append(out, m)
 	}
 	return out, explain(rows.Err())
+}
+
+func scanMessage(rows *sql.Rows) (m berth.Message, err error) {
+	var at string
+	err = rows.Scan(&m.Seq, &m.ID, &m.ChatJID, &m.Sender, &m.SenderName, &m.Text, &at, &m.FromMe, &m.Bot, &m.Wakes)
+	m.Time = parseTime(at)
+	return m, explain(err)
 }
 
 const timeLayout = "2006-01-02T15:04:05.000Z"

@@ -13,7 +13,8 @@ import (
 // AddOutgoing queues texts for their chats. One whose key is known is already
 // queued, or sent, and is skipped. One of the chat's own turn answers what that
 // turn was given, so that a failure afterwards does not answer it again. Messages
-// of agents fail with berth.Conflict while a chat has 500 texts that wait.
+// of agents fail with berth.Conflict while a chat has 500 texts that wait, and those
+// with a file while its files have berth.MaxFiles bytes.
 func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 	return db.writer.do(ctx, func(t *tx) error {
 		for _, o := range out {
@@ -28,7 +29,7 @@ func (db *DB) AddOutgoing(ctx context.Context, out ...berth.Outgoing) error {
 					return err
 				}
 			}
-			if o.Kind == berth.OutMessage {
+			if o.Kind == berth.OutMessage || o.Kind == berth.OutReaction {
 				if err := t.room(o); err != nil {
 					return err
 				}
@@ -53,14 +54,26 @@ func (t *tx) room(o berth.Outgoing) error {
 	if err == nil && full && !known {
 		err = berth.Errorf(berth.Conflict, "%d texts wait to be sent to this chat: wait until they are", maxWaiting)
 	}
+	if err != nil || known || o.File == "" {
+		return err
+	}
+	var held int64
+	_, err = t.get([]any{&held}, `SELECT coalesce(sum(file_size), 0) FROM outbox WHERE chat_jid = ? AND `+withFile, o.ChatJID)
+	if err == nil && held+o.FileSize > berth.MaxFiles {
+		err = berth.Errorf(berth.Conflict, "files with %d MiB wait to be sent to this chat, and %d may: wait until they are, or ask the operator to look at the outbox",
+			held>>20, berth.MaxFiles>>20)
+	}
 	return err
 }
 
+// withFile is of the texts whose files are still needed.
+const withFile = `file <> '' AND state IN ('pending', 'dead')`
+
 func (t *tx) addOutgoing(o berth.Outgoing) error {
 	t.touchOut(o.ChatJID)
-	return t.exec(`INSERT INTO outbox (chat_jid, key, kind, text, message_id, answers_to, state, created_at)
-		VALUES (?, ?, ?, ?, ?, ?, 'pending', ?) ON CONFLICT (key) DO NOTHING`,
-		o.ChatJID, o.Key, o.Kind, o.Text, o.MessageID, o.AnswersTo, formatTime(o.CreatedAt))
+	return t.exec(`INSERT INTO outbox (chat_jid, key, kind, text, file, file_size, reacts_to, message_id, answers_to, state, created_at)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?) ON CONFLICT (key) DO NOTHING`,
+		o.ChatJID, o.Key, o.Kind, o.Text, o.File, o.FileSize, o.ReactsTo, o.MessageID, o.AnswersTo, formatTime(o.CreatedAt))
 }
 
 // OutboxChats returns the chats that have texts to send.
@@ -81,12 +94,12 @@ func (db *DB) OutboxChats(ctx context.Context) ([]string, error) {
 	return out, explain(rows.Err())
 }
 
-const outColumns = `id, chat_jid, key, kind, text, message_id, answers_to, state, attempts, not_before, created_at, error`
+const outColumns = `id, chat_jid, key, kind, text, file, file_size, reacts_to, message_id, answers_to, state, attempts, not_before, created_at, error`
 
 func scanOutgoing(scan func(...any) error) (o berth.Outgoing, err error) {
 	var notBefore int64
 	var created string
-	err = scan(&o.ID, &o.ChatJID, &o.Key, &o.Kind, &o.Text, &o.MessageID, &o.AnswersTo, &o.State, &o.Attempts, &notBefore, &created, &o.Error)
+	err = scan(&o.ID, &o.ChatJID, &o.Key, &o.Kind, &o.Text, &o.File, &o.FileSize, &o.ReactsTo, &o.MessageID, &o.AnswersTo, &o.State, &o.Attempts, &notBefore, &created, &o.Error)
 	o.NotBefore, o.CreatedAt = parseMilli(notBefore), parseTime(created)
 	return o, err
 }
@@ -100,6 +113,35 @@ func (db *DB) NextOutgoing(ctx context.Context, chatJID string) (o berth.Outgoin
 		return berth.Outgoing{}, false, nil
 	}
 	return o, err == nil, explain(err)
+}
+
+// Outgoing returns the text of an idempotency key, whatever became of it; ok is
+// false if none was queued, or it was sent long ago.
+func (db *DB) Outgoing(ctx context.Context, key string) (o berth.Outgoing, ok bool, err error) {
+	o, err = scanOutgoing(db.read.QueryRowContext(ctx, `SELECT `+outColumns+` FROM outbox WHERE key = ?`, key).Scan)
+	if errors.Is(err, sql.ErrNoRows) {
+		return berth.Outgoing{}, false, nil
+	}
+	return o, err == nil, explain(err)
+}
+
+// OutboxFiles returns the keys of the texts whose files are still needed: they wait
+// to be sent or were given up.
+func (db *DB) OutboxFiles(ctx context.Context) ([]string, error) {
+	rows, err := db.read.QueryContext(ctx, `SELECT key FROM outbox WHERE `+withFile)
+	if err != nil {
+		return nil, explain(err)
+	}
+	defer rows.Close()
+	var out []string
+	for rows.Next() {
+		var key string
+		if err := rows.Scan(&key); err != nil {
+			return nil, explain(err)
+		}
+		out = append(out, key)
+	}
+	return out, explain(rows.Err())
 }
 
 // keptSent is how many texts of a chat are kept after they were sent: to tell what

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -209,4 +210,75 @@ func TestSentTextsAreForgotten(t *testing.T) {
 	if count(`key = 'once'`) != 1 || count(`state = 'dead'`) != 1 {
 		t.Error("a notice or a dead letter is gone")
 	}
+}
+
+// What goes along with a text is stored with it, and known by its key as long as it
+// matters.
+func TestOutgoingFiles(t *testing.T) {
+	db := open(t)
+	add := func(key string, size int64) (o berth.Outgoing, err error) {
+		err = db.AddOutgoing(t.Context(), berth.Outgoing{
+			ChatJID: chat, Key: key, Kind: berth.OutMessage, Text: "look", File: "family/out/a.png", FileSize: size, MessageID: key, CreatedAt: time.Now(),
+		})
+		if err == nil {
+			o, _, err = db.Outgoing(t.Context(), key)
+		}
+		return o, err
+	}
+	first, err := add("k1", berth.MaxFiles-10)
+	check(t, err)
+	diff(t, "stored", []any{first.File, first.FileSize, first.Shown()}, []any{"family/out/a.png", int64(berth.MaxFiles - 10), "[file a.png, 256.0 MiB] look"})
+	next, _, err := db.NextOutgoing(t.Context(), chat)
+	check(t, err)
+	diff(t, "the next one", next, first)
+	_, err = add("k2", 11)
+	diff(t, "too much", kindOf(err), berth.Conflict)
+	_, err = add("k1", 11)
+	check(t, err)
+	_, err = add("k3", 10)
+	check(t, err)
+	files := func(want ...string) {
+		t.Helper()
+		got, err := db.OutboxFiles(t.Context())
+		check(t, err)
+		slices.Sort(got)
+		diff(t, "files", strings.Join(got, " "), strings.Join(want, " "))
+	}
+	files("k1", "k3")
+	check(t, db.MarkFailed(t.Context(), first.ID, "no", time.Time{}))
+	files("k1", "k3")
+	must2(db.DropOutgoing(t.Context(), first.ID))(t)
+	files("k3")
+	third, _, err := db.Outgoing(t.Context(), "k3")
+	check(t, err)
+	check(t, db.MarkSent(t.Context(), third.ID))
+	files()
+	if o, ok, err := db.Outgoing(t.Context(), "k3"); err != nil || !ok || o.State != berth.OutSent {
+		t.Errorf("%+v, %t, %v", o, ok, err)
+	}
+	if _, ok, err := db.Outgoing(t.Context(), "none"); err != nil || ok {
+		t.Errorf("%t, %v", ok, err)
+	}
+	for _, query := range []string{`SELECT sum(file_size) FROM outbox WHERE chat_jid = 'a' AND ` + withFile, `SELECT key FROM outbox WHERE ` + withFile} {
+		var id, parent, unused int
+		var plan string
+		check(t, db.read.QueryRowContext(t.Context(), `EXPLAIN QUERY PLAN `+query).Scan(&id, &parent, &unused, &plan))
+		if !strings.Contains(plan, "outbox_files") {
+			t.Errorf("%s: %s", query, plan)
+		}
+	}
+}
+
+// Who only reacted has not answered.
+func TestReactionIsNoAnswer(t *testing.T) {
+	db := open(t)
+	say(t, db, "m1", "@Andy hello", true)
+	begin(t, db, "r1")
+	check(t, db.AddOutgoing(t.Context(), berth.Outgoing{ChatJID: chat, Key: "k", Kind: berth.OutReaction, Text: "👍", ReactsTo: 1, MessageID: "x", CreatedAt: time.Now()}))
+	v, err := db.FinishRun(t.Context(), berth.Ending{RunID: "r1", At: time.Now(), Error: "killed", Backoff: policy})
+	check(t, err)
+	diff(t, "pending again", v.Returned, true)
+	o, _, err := db.NextOutgoing(t.Context(), chat)
+	check(t, err)
+	diff(t, "reaction", []any{o.Kind, o.ReactsTo, o.Shown()}, []any{berth.OutReaction, int64(1), "[reaction 👍 to #1]"})
 }

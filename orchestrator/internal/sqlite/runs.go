@@ -17,6 +17,12 @@ const (
 	maxBatchBytes    = 1 << 20
 )
 
+// Characters that are kept of how a run ended: a container may have said it.
+const (
+	maxRunError = 2 << 10
+	maxClass    = 64
+)
+
 // Pending reports whether a chat has a message that should wake its agent and
 // that no live run was given, and when the next attempt is due (zero: now). If
 // the clock was set back since that was decided, it is not later than decided.
@@ -234,6 +240,7 @@ func (t *tx) advance(chat string, to int64) error {
 // FinishRun records how a run ended and settles its open batches. Finishing a
 // run twice changes nothing.
 func (db *DB) FinishRun(ctx context.Context, e berth.Ending) (v berth.Verdict, err error) {
+	e.Error, e.Class = firstOf(e.Error, maxRunError), firstOf(e.Class, maxClass)
 	err = db.writer.do(ctx, func(t *tx) error {
 		v = berth.Verdict{}
 		var folder, engine, chat, task string

@@ -152,6 +152,8 @@ func explain(err error) error {
 		return berth.Errorf(berth.Unavailable, "the disk is full: free some space, nothing was lost (%w)", err)
 	case sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM:
 		return berth.Errorf(berth.Unavailable, "the store is not writable: check the rights of the store folder (%w)", err)
+	case sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG:
+		return berth.Errorf(berth.Conflict, "the store refuses this (%w)", err)
 	case sqlite3.SQLITE_IOERR:
 		return berth.Errorf(berth.Unavailable, "the disk does not answer properly (%w)", err)
 	}

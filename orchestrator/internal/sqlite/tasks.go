@@ -17,6 +17,9 @@ const taskCancelled = "cancelled"
 // maxOver is how many tasks of a group are kept that will not run again.
 const maxOver = 100
 
+// ofOrigin finds what a request made; its second half lets SQLite use the index.
+const ofOrigin = `origin = ? AND origin <> ''`
+
 // AddTask stores t as an active task and returns it, with its first run after
 // t.CreatedAt, which is also the anchor of an interval. A t.Origin that is known
 // returns the task that it made. The error is of kind berth.Invalid for a
@@ -36,7 +39,7 @@ func (db *DB) AddTask(ctx context.Context, t berth.Task) (berth.Task, error) {
 	out := t
 	err = db.writer.do(ctx, func(x *tx) error {
 		if t.Origin != "" {
-			known, found, err := x.task(`origin = ?`, t.Origin)
+			known, found, err := x.task(ofOrigin, t.Origin)
 			if out = known; err != nil || found {
 				return err
 			}
@@ -57,11 +60,54 @@ func (db *DB) AddTask(ctx context.Context, t berth.Task) (berth.Task, error) {
 			return err
 		}
 		out = t
-		return x.exec(`INSERT INTO scheduled_tasks (id, group_folder, chat_jid, prompt, schedule_type, schedule_value, time_zone, anchor,
-				context_mode, script, catch_up, status, next_run, created_by, created_at, origin)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
-			t.ID, t.Folder, t.ChatJID, t.Prompt, t.Kind, t.Value, t.Zone, formatTime(t.Anchor),
-			t.Context, t.Script, t.CatchUp, t.Status, optionalTime(t.NextRun), t.CreatedBy, formatTime(t.CreatedAt), t.Origin)
+		return x.insertTask(t)
+	})
+	return out, err
+}
+
+func (x *tx) insertTask(t berth.Task) error {
+	return x.exec(`INSERT INTO scheduled_tasks (id, group_folder, chat_jid, prompt, schedule_type, schedule_value, time_zone, anchor,
+			context_mode, script, catch_up, status, next_run, created_by, created_at, origin)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+		t.ID, t.Folder, t.ChatJID, t.Prompt, t.Kind, t.Value, t.Zone, formatTime(t.Anchor),
+		t.Context, t.Script, t.CatchUp, t.Status, optionalTime(t.NextRun), t.CreatedBy, formatTime(t.CreatedAt), t.Origin)
+}
+
+// KeepTask makes the task of t's id be as t says, and returns it: for a task that
+// a setting stands for. One that was cancelled comes back; one that somebody paused
+// stays so, but for one of another chat, and the same schedule keeps its next run.
+// It fails with berth.Conflict if the group has another's task of that id, and else
+// as AddTask.
+func (db *DB) KeepTask(ctx context.Context, t berth.Task) (out berth.Task, err error) {
+	t.Status, t.PausedBy, t.Anchor, t.Origin = berth.TaskActive, "", t.CreatedAt, ""
+	err = db.writer.do(ctx, func(x *tx) error {
+		out = t
+		have, found, err := x.task(`group_folder = ? AND id = ?`, t.Folder, t.ID)
+		switch {
+		case err != nil:
+			return err
+		case !found:
+			if err := x.plan(&out, t.CreatedAt); err != nil {
+				return err
+			}
+			return x.insertTask(out)
+		case have.CreatedBy != t.CreatedBy && have.Status != taskCancelled:
+			return berth.Errorf(berth.Conflict, "group %s has another task %s, made by %s: cancel it first", t.Folder, t.ID, have.CreatedBy)
+		}
+		out.CreatedAt, out.LastRun, out.LastResult = have.CreatedAt, have.LastRun, have.LastResult
+		same := have.ChatJID == t.ChatJID && have.Kind == t.Kind && have.Value == t.Value && have.Zone == t.Zone
+		if have.ChatJID == t.ChatJID && have.Status == berth.TaskPaused {
+			out.Status, out.PausedBy = have.Status, have.PausedBy
+		}
+		if same && have.Status == out.Status {
+			out.Anchor, out.NextRun = have.Anchor, have.NextRun
+		} else if err := x.plan(&out, t.CreatedAt); err != nil {
+			return err
+		}
+		if err := x.saveTask(out); err != nil {
+			return err
+		}
+		return x.exec(`UPDATE scheduled_tasks SET chat_jid = ?, created_by = ? WHERE group_folder = ? AND id = ?`, t.ChatJID, t.CreatedBy, t.Folder, t.ID)
 	})
 	return out, err
 }

@@ -34,7 +34,7 @@ func wantKind(t *testing.T, err error, want berth.Kind) {
 	}
 }
 
-// What goes in comes out, by each of the three ways.
+// DB-22: what goes in comes out, by each of the three ways.
 func TestTaskRoundTrip(t *testing.T) {
 	db := open(t)
 	in := aTask("t1")
@@ -144,7 +144,7 @@ func TestW28UpdateComputesTheNextRun(t *testing.T) {
 	wantKind(t, err, berth.NotFound)
 }
 
-// A pause leaves nothing to run, and a resume does not make up for it.
+// DB-23: a pause leaves nothing to run, and a resume does not make up for it.
 func TestPauseAndResume(t *testing.T) {
 	db := open(t)
 	in := aTask("t1")
@@ -209,7 +209,7 @@ func TestCompletedTask(t *testing.T) {
 	}
 }
 
-// A cancelled task is in no list, but the log of its last run still finds it.
+// DB-24: a cancelled task is in no list, but the log of its last run still finds it.
 func TestCancelledTask(t *testing.T) {
 	db := open(t)
 	add(t, db, aTask("t1"))
@@ -389,4 +389,64 @@ func TestAuditIsKeptByGroup(t *testing.T) {
 		add("noisy")
 	}
 	diff(t, "kept", len(must2(db.Audits(t.Context(), 100, "calm"))(t)), 1)
+}
+
+// A task that a setting stands for is there as the setting says, whatever became of
+// it, but for one that somebody paused.
+func TestKeepTask(t *testing.T) {
+	db := open(t)
+	ctx := t.Context()
+	keep := func(at time.Time, change func(*berth.Task)) berth.Task {
+		t.Helper()
+		task := aTask("heartbeat")
+		task.Kind, task.Value, task.Zone, task.CreatedBy, task.CreatedAt = berth.ScheduleInterval, "1800000", "UTC", berth.HeartbeatOwner, at
+		if change != nil {
+			change(&task)
+		}
+		kept, err := db.KeepTask(ctx, task)
+		must(t, kept, err)
+		stored, err := db.Task(ctx, task.Folder, task.ID)
+		if d := cmp.Diff(kept, must(t, stored, err), cmp.Comparer(func(a, b time.Time) bool { return a.Equal(b) })); d != "" {
+			t.Errorf("stored is something else: %s", d)
+		}
+		return kept
+	}
+	next := func(what string, got berth.Task, want time.Time) {
+		t.Helper()
+		if !got.NextRun.Equal(want) {
+			t.Errorf("%s: next %v, want %v", what, got.NextRun, want)
+		}
+	}
+	next("new", keep(monday, nil), monday.Add(30*time.Minute))
+	next("the same", keep(monday.Add(10*time.Minute), nil), monday.Add(30*time.Minute))
+	got := keep(monday.Add(10*time.Minute), func(t *berth.Task) { t.Prompt = "other words" })
+	next("other words", got, monday.Add(30*time.Minute))
+	if got.Prompt != "other words" {
+		t.Errorf("%q", got.Prompt)
+	}
+	next("another interval", keep(monday.Add(10*time.Minute), func(t *berth.Task) { t.Value = "3600000" }), monday.Add(70*time.Minute))
+	must2(db.PauseTask(ctx, "family", "heartbeat", "operator"))(t)
+	if got := keep(monday.Add(20*time.Minute), nil); got.Status != berth.TaskPaused || got.PausedBy != "operator" || !got.NextRun.IsZero() {
+		t.Errorf("%+v", got)
+	}
+	if got := keep(monday.Add(20*time.Minute), func(t *berth.Task) { t.ChatJID = "new@g.us" }); got.Status != berth.TaskActive || got.ChatJID != "new@g.us" {
+		t.Errorf("%+v", got)
+	}
+	must2(db.CancelTask(ctx, "family", "heartbeat"))(t)
+	next("again", keep(monday.Add(time.Hour), nil), monday.Add(90*time.Minute))
+
+	// What others made is theirs, unless it is over.
+	add(t, db, aTask("other"))
+	mine := aTask("other")
+	mine.CreatedBy = berth.HeartbeatOwner
+	_, err := db.KeepTask(ctx, mine)
+	wantKind(t, err, berth.Conflict)
+	must2(db.CancelTask(ctx, "family", "other"))(t)
+	if got, err := db.KeepTask(ctx, mine); err != nil || !got.IsHeartbeat() {
+		t.Errorf("%+v, %v", got, err)
+	}
+	bad := aTask("bad")
+	bad.Value = "no cron"
+	_, err = db.KeepTask(ctx, bad)
+	wantKind(t, err, berth.Invalid)
 }

@@ -431,33 +431,43 @@ func (g *Group) read(root *os.Root, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
-// openRegular opens a file for reading, without blocking and without following a
-// link.
+// openRegular opens a file for reading that a container wrote.
 func (g *Group) openRegular(root *os.Root, name string) (*os.File, error) {
-	before, err := root.Lstat(name)
+	f, info, err := openPlain(root, name)
 	if err != nil {
 		return nil, err
 	}
+	if err := g.trusted(info); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// openPlain opens a regular file for reading, without blocking and without
+// following a link.
+func openPlain(root *os.Root, name string) (*os.File, fs.FileInfo, error) {
+	before, err := root.Lstat(name)
+	if err != nil {
+		return nil, nil, err
+	}
 	if !before.Mode().IsRegular() {
-		return nil, ErrNotRegular
+		return nil, nil, ErrNotRegular
 	}
 	f, err := root.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// Between the two calls the name may have become something else.
 	after, err := f.Stat()
 	if err == nil && !os.SameFile(before, after) {
 		err = ErrNotRegular
 	}
-	if err == nil {
-		err = g.trusted(after)
-	}
 	if err != nil {
 		f.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	return f, nil
+	return f, after, nil
 }
 
 // clean makes a hostile file name fit for a name of ours and for a log.

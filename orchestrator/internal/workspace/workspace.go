@@ -19,7 +19,7 @@ import (
 	"berth/orchestrator/internal/berth"
 )
 
-// seeds are the memory files that a new group starts with.
+// seeds are the memory files that a new group starts with, and all share.
 //
 //go:embed seeds/*.md
 var seeds embed.FS
@@ -39,7 +39,7 @@ func NewTree(dir string, uid, gid int) (*Tree, error) {
 	for _, d := range []struct {
 		name string
 		mode fs.FileMode
-	}{{"groups", 0o755}, {"groups/global", 0o755}, {"data", 0o755}, {"data/ipc", 0o755}, {"data/ipc/errors", 0o700}, {"data/sessions", 0o755}, {"data/logs", 0o700}, {"store", 0o700}} {
+	}{{"groups", 0o755}, {"groups/global", 0o755}, {"data", 0o755}, {"data/ipc", 0o755}, {"data/ipc/errors", 0o700}, {"data/sessions", 0o755}, {"data/logs", 0o700}, {outboxDir, 0o700}, {"store", 0o700}} {
 		p := t.path(d.name)
 		if err := os.MkdirAll(p, d.mode); err != nil {
 			return nil, berth.Errorf(berth.Unavailable, "make the folder %s: %w (choose a root that this user may write, with --root)", p, unwrapPath(err))
@@ -51,7 +51,7 @@ func NewTree(dir string, uid, gid int) (*Tree, error) {
 	if err := t.own("groups/global"); err != nil {
 		return nil, err
 	}
-	return t, nil
+	return t, t.seed("global", "global.md")
 }
 
 // Dir returns the state root.
@@ -129,7 +129,10 @@ func (t *Tree) Group(folder string) (_ *Group, err error) {
 	if g.dirs[takenDir], err = g.ipc.OpenRoot(takenDir); err != nil {
 		return nil, fmt.Errorf("open the IPC folder of %s: %w", folder, err)
 	}
-	return g, g.seed()
+	if folder == berth.MainFolder {
+		return g, t.seed(folder, "main.md")
+	}
+	return g, t.seed(folder, "group.md")
 }
 
 // ipcDirs are the folders inside a group's IPC folder. They are mounted one by
@@ -206,34 +209,30 @@ func (g *Group) Close() error {
 	return errors.Join(errs...)
 }
 
-// seed writes the first memory file. An agent may change or delete it; an
-// existing file, link or whatever stands there is left alone.
-func (g *Group) seed() error {
-	name := "group.md"
-	if g.folder == berth.MainFolder {
-		name = "main.md"
-	}
-	text, err := seeds.ReadFile("seeds/" + name)
+// seed writes the first memory file of a folder. An agent may change or delete it;
+// an existing file, link or whatever stands there is left alone.
+func (t *Tree) seed(folder, from string) error {
+	text, err := seeds.ReadFile("seeds/" + from)
 	if err != nil {
 		return err
 	}
-	home, err := os.OpenRoot(g.tree.path("groups", g.folder))
+	home, err := os.OpenRoot(t.path("groups", folder))
 	if err != nil {
-		return fmt.Errorf("open the folder of %s: %w", g.folder, err)
+		return fmt.Errorf("open the folder of %s: %w", folder, err)
 	}
 	defer home.Close()
 	f, err := home.OpenFile(memoryFile, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o640)
 	if errors.Is(err, fs.ErrExist) {
 		return nil
 	} else if err != nil {
-		return fmt.Errorf("seed the memory of %s: %w", g.folder, err)
+		return fmt.Errorf("seed the memory of %s: %w", folder, err)
 	}
 	defer f.Close()
 	if _, err := f.Write(text); err != nil {
-		return fmt.Errorf("seed the memory of %s: %w", g.folder, err)
+		return fmt.Errorf("seed the memory of %s: %w", folder, err)
 	}
 	if os.Geteuid() == 0 {
-		return f.Chown(g.tree.uid, g.tree.gid)
+		return f.Chown(t.uid, t.gid)
 	}
 	return nil
 }
