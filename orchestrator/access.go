@@ -22,7 +22,8 @@ const defaultSenders = ".config/berth/sender-allowlist.json"
 // guests puts the sender allowlist into dispatch's words.
 type guests struct {
 	*senders.List
-	log *zap.Logger
+	aliases func(sender string) []string // other addresses of the same person; may be nil
+	log     *zap.Logger
 }
 
 var _ dispatch.Senders = guests{}
@@ -40,7 +41,11 @@ func (s guests) Admit(g berth.Group, m berth.Message) (store, wake bool) {
 	if strings.HasPrefix(m.Sender, operator) {
 		return true, true
 	}
-	v := s.Decide(g.JID, g.Folder, m.Sender)
+	var aliases []string
+	if s.aliases != nil {
+		aliases = s.aliases(m.Sender)
+	}
+	v := s.Decide(g.JID, g.Folder, m.Sender, aliases...)
 	if v != senders.Allowed && s.LogDenied() {
 		s.log.Info("sender is not on the list", zap.String("group", g.Folder), zap.String("sender", m.Sender), zap.Stringer("verdict", v))
 	}

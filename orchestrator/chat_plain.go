@@ -22,7 +22,8 @@ func (a *app) chatPlain(ctx context.Context, client *web.Client, group web.Group
 	defer cancel(nil)
 
 	printer := &answerPrinter{app: a, changed: make(chan struct{}, 1)}
-	var wakes []int64 // messages to be answered
+	var wakes []int64       // messages to be answered
+	var expected [][]string // that are known
 	following, failed := false, false
 	lines, readErr := a.readLines(ctx)
 	for open := true; open; {
@@ -49,9 +50,12 @@ func (a *app) chatPlain(ctx context.Context, client *web.Client, group web.Group
 		if err != nil {
 			return err
 		}
-		if accepted.Wakes {
+		switch {
+		case accepted.Command:
+			expected = append(expected, accepted.Texts)
+		case accepted.Wakes:
 			wakes = append(wakes, accepted.Seq)
-		} else {
+		default:
 			a.note("kept as context: no trigger (%s)", group.Trigger)
 		}
 		if !following {
@@ -72,7 +76,6 @@ func (a *app) chatPlain(ctx context.Context, client *web.Client, group web.Group
 	case <-ctx.Done(): // the reader gave up
 		return context.Cause(ctx)
 	}
-	var expected [][]string
 	for _, seq := range wakes {
 		answer, err := waitForAnswer(ctx, client, seq)
 		if ctx.Err() != nil {

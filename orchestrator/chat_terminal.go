@@ -34,6 +34,7 @@ type terminalChat struct {
 
 const chatHelp = `/help  this text
 /quit  leave (or Ctrl-D); the agent goes on
+/commands  what Berth itself answers, such as /status and /stop
 Everything else is a message to the group.`
 
 // run returns nil when the person leaves.
@@ -105,6 +106,8 @@ func (c *terminalChat) run(ctx context.Context) error {
 				return nil
 			case text == "/help":
 				c.say(c.dim(chatHelp))
+			case text == "/commands":
+				outgoing <- "/help"
 			case text != "":
 				outgoing <- line
 			}
@@ -140,7 +143,7 @@ func (c *terminalChat) sendAll(ctx context.Context, lines <-chan string) {
 			return
 		case err != nil:
 			c.say(c.paint(red, "not sent: "+err.Error()))
-		case !accepted.Wakes:
+		case !accepted.Wakes && !accepted.Command:
 			c.say(c.dim(fmt.Sprintf("kept as context: no trigger (%s)", c.group.Trigger)))
 		}
 	}

@@ -48,7 +48,7 @@ func newOffice(t *testing.T, list string) *office {
 	options, groups := senders.Options{File: o.list}, &registry{}
 	orders := newCommands(cfg, o.db, groups, turn.New(turn.Config{}, turn.Deps{}), options, log)
 	o.Dispatcher, err = dispatch.New(t.Context(), dispatch.Options{
-		Store: o.db, Runs: noRuns{}, Limit: 1, Assistant: "Andy", Senders: guests{senders.New(options), log}, Commands: orders, Log: log,
+		Store: o.db, Runs: noRuns{}, Limit: 1, Assistant: "Andy", Senders: guests{senders.New(options), nil, log}, Commands: orders, Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

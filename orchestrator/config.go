@@ -39,7 +39,8 @@ type Config struct {
 	ContainerTimeout time.Duration
 	IdleTimeout      time.Duration
 	TaskTimeout      time.Duration
-	MaxOutput        int64 // bytes of log a run
+	Heartbeat        time.Duration // between two; 0: never
+	MaxOutput        int64         // bytes of log a run
 	MaxContainers    int
 	ContainerMemory  int64 // bytes
 	ContainerCPUs    float64
@@ -53,6 +54,7 @@ type Config struct {
 	DockerCertPath   string // empty: no TLS
 	MountAllowlist   string // absolute
 	SenderAllowlist  string // absolute; empty: none was named
+	PairToken        Secret // empty: nobody can pair
 	Egress           []string
 	Budget           gateway.Budget // of each group
 

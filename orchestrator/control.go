@@ -20,6 +20,7 @@ import (
 	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/web"
 	"berth/orchestrator/internal/whatsapp/waid"
+	"berth/orchestrator/internal/workspace"
 )
 
 // operator begins the ids of senders who write through the control socket.
@@ -39,7 +40,9 @@ type control struct {
 	health     *health
 	allowlist  *mount.Allowlist
 	guests     guests
+	orders     *commands
 	phone      *phone // nil: WhatsApp is not served
+	tree       *workspace.Tree
 }
 
 var _ web.Backend = (*control)(nil)
@@ -301,10 +304,18 @@ func (c *control) Send(ctx context.Context, in web.NewMessage) (web.Accepted, er
 	if len(in.ID) > 128 || len(in.Sender) > 256 {
 		return web.Accepted{}, berth.Errorf(berth.Invalid, "the id may have 128 bytes and the sender 256")
 	}
+	last, err := c.db.LastSeq(ctx, g.JID, 0)
+	if err != nil {
+		return web.Accepted{}, err
+	}
 	m, err := c.dispatcher.Receive(ctx, berth.Message{
 		ID: in.ID, ChatJID: g.JID, Sender: operator + in.Sender, SenderName: in.Sender, Text: in.Text, Time: time.Now(),
 	})
-	return web.Accepted{Seq: m.Seq, Wakes: m.Wakes}, err
+	if err != nil || m.Seq > 0 {
+		return web.Accepted{Seq: m.Seq, Wakes: m.Wakes}, err
+	}
+	said, err := c.orders.answers(ctx, m) // the operator's messages are never dropped
+	return web.Accepted{Seq: last, Command: true, Texts: said}, err
 }
 
 func (c *control) Answer(ctx context.Context, seq int64, wait time.Duration) (web.Answer, error) {

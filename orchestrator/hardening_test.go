@@ -194,6 +194,8 @@ func (p prison) tries(skip string) map[string]string {
 			addresses = append(addresses, net.JoinHostPort(ip.String(), port))
 		}
 	}
+	slices.Sort(addresses)
+	addresses = slices.Compact(addresses) // the bridge may be there
 	abstract := filepath.Base(p.root)
 	l, err := net.Listen("unix", "@"+abstract)
 	if err != nil {

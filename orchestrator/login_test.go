@@ -147,7 +147,7 @@ func TestLoginInterrupted(t *testing.T) {
 	var out bytes.Buffer
 	in := silent(t)
 	a := &app{stdin: in, stdout: &out, stderr: &out}
-	if err := a.login(ctx, link, loginOptions{png: png, timeout: time.Minute}, false); err == nil || err.Error() != "interrupted" {
+	if err := a.login(ctx, link, loginOptions{png: png, timeout: time.Minute}, false); err == nil || err.Error() != "nothing is linked: interrupted" {
 		t.Errorf("got %v", err)
 	}
 	if _, err := os.Stat(png); !errors.Is(err, os.ErrNotExist) {
@@ -164,4 +164,49 @@ func silent(t *testing.T) *os.File {
 	}
 	t.Cleanup(func() { _, _ = r.Close(), w.Close() })
 	return r
+}
+
+// Who takes too long for the passkey is asked again: then the one question counts
+// that was asked last, and what is typed goes to nobody else.
+func TestLoginAsksAgain(t *testing.T) {
+	link := &scriptedLink{steps: []web.LoginEvent{passkeyStep, passkeyStep, compareStep, doneStep}, given: make(chan web.Passkey, 1)}
+	in, stdin, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _, _ = in.Close(), stdin.Close() })
+	asked := 0
+	link.shown = func() {
+		line := passkeyAnswer + "\n"
+		switch asked++; asked {
+		case 1:
+			link.given <- web.Passkey{} // nobody answers, and the round is over
+			return
+		case 3:
+			line = "yes\n"
+		}
+		if _, err := stdin.WriteString(line); err != nil {
+			t.Error(err)
+		}
+	}
+	var out bytes.Buffer
+	a := &app{stdin: in, stdout: &out, stderr: &out}
+	if err := a.login(t.Context(), link, loginOptions{timeout: time.Minute}, false); err != nil {
+		t.Error(err)
+	}
+	if asked != 3 || !strings.HasSuffix(out.String(), "+1 is linked\n") {
+		t.Errorf("asked %d times, got %q", asked, out.String())
+	}
+}
+
+// A code that does not fit into the window is of no use, and that is said.
+func TestTooSmall(t *testing.T) {
+	for _, tt := range []struct {
+		width, height int
+		want          bool
+	}{{80, 24, true}, {60, 60, true}, {80, 39, true}, {80, 40, false}, {200, 60, false}} {
+		if got := tooSmall(tt.width, tt.height, 65, 39); (got != "") != tt.want || tt.want && !strings.Contains(got, "--png") {
+			t.Errorf("%d times %d: got %q", tt.width, tt.height, got)
+		}
+	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -146,7 +147,8 @@ func TestNoticesWhenMainIsOnWhatsApp(t *testing.T) {
 	d.want(d.is(wastate.Connected, wastate.PhoneNeeded), "WhatsApp is phone must come online (why): do it")
 }
 
-// Scripts read the state from a file that nobody else may read.
+// Scripts read the state from a file that nobody else may read. WA-40: the
+// channel's name is whatsapp.
 func TestStatusFile(t *testing.T) {
 	d := newDesk(t, "console:main")
 	path := filepath.Join(d.root, "store", statusFile)
@@ -257,7 +259,7 @@ func TestStateIsLookedAt(t *testing.T) {
 
 // Each chat has its channel, and its pace.
 func TestRouter(t *testing.T) {
-	r := &router{console: console.New(nil, nil, "Andy")}
+	r := &router{console: console.New(nil, nil, "Andy", "")}
 	for chat, want := range map[string]outbox.Pace{
 		"console:a":              {},
 		"1@g.us":                 {Chunk: outbox.DefaultPace.Chunk, Text: outbox.DefaultPace.Text, Burst: outbox.DefaultPace.Burst, Jitter: time.Second},
@@ -276,5 +278,24 @@ func TestRouter(t *testing.T) {
 	r.SetTyping("1@g.us", true)
 	if err := r.syncChats(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// What nobody will be told is not remembered.
+func TestReceiptsAreNotKept(t *testing.T) {
+	d := newDesk(t, "console:main")
+	d.read(berth.Batch{ChatJID: "1@g.us"})
+	if n := len(d.taken); n != 0 {
+		t.Errorf("%d batches are kept without receipts", n)
+	}
+	d.receipts = true
+	d.read(berth.Batch{ChatJID: "1@g.us"})
+	if n := len(d.taken); n != 1 {
+		t.Errorf("%d batches are kept", n)
+	}
+	broken := &phone{failed: errors.New("damaged"), receipts: true, given: make(chan struct{}, 1)}
+	broken.read(berth.Batch{ChatJID: "1@g.us"})
+	if n := len(broken.taken); n != 0 {
+		t.Errorf("%d batches are kept without a session", n)
 	}
 }

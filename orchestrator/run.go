@@ -26,6 +26,7 @@ import (
 	"berth/orchestrator/internal/docker"
 	"berth/orchestrator/internal/ipc"
 	"berth/orchestrator/internal/outbox"
+	"berth/orchestrator/internal/senders"
 	"berth/orchestrator/internal/sqlite"
 	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/web"
@@ -70,8 +71,9 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	term := console.New(db, &chats, cfg.AssistantName)
-	channels := &router{console: term}
+	sweepFiles(ctx, tree, db, log)
+	term := console.New(db, &chats, cfg.AssistantName, filepath.Join(tree.Dir(), "groups"))
+	channels := &router{console: term, tree: tree, log: log.Named("outbox")}
 	sender = outbox.New(db, channels, log.Named("outbox"))
 
 	install, err := installID(ctx, db)
@@ -94,7 +96,8 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	state := &health{alarms: make(map[string]string), image: web.Image{Ref: cfg.Image}}
 	images := &images{cfg: cfg, engine: engine, files: files, health: state, log: log.Named("image")}
 	allowlist := newAllowlist(cfg)
-	guests := newGuests(cfg, tree, log.Named("senders"))
+	list := senderList(cfg, tree)
+	guests := guests{senders.New(list), channels.aliases, log.Named("senders")}
 	doors, err := newDoors(cfg, tree, db, log.Named("gateway"))
 	if err != nil {
 		return err
@@ -115,15 +118,19 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 		Store: receipts{db, channels.read}, Engine: engine, Tree: tree, Mounts: allowlist,
 		Requests: requests, Gateway: doors, Typing: channels.SetTyping, Rebuild: images.ensure, Log: log.Named("turn"),
 	})
+	heart := newHeartbeat(cfg, db, log.Named("heartbeat"))
+	orders := newCommands(cfg, db, groups, runner, list, log.Named("commands"))
 	dispatcher, err := dispatch.New(ctx, dispatch.Options{
 		Store: db, Runs: runner, Fleet: fleet{engine}, Limit: cfg.MaxContainers, IdleTimeout: cfg.IdleTimeout,
-		Assistant: cfg.AssistantName, Senders: guests, GroupsChanged: func() { requests.Refresh() },
+		Assistant: cfg.AssistantName, Senders: guests, Commands: orders, GroupsChanged: func() { requests.Refresh(); heart.groupsChanged() },
 		TasksChanged: func(folder string) { requests.Refresh(folder) }, Log: log.Named("dispatch"),
 	})
 	if err != nil {
 		return err
 	}
 	groups.Dispatcher = dispatcher
+	heart.main = func() (berth.Group, bool) { return dispatcher.Group(berth.MainFolder) }
+	heart.changed = dispatcher.TasksChanged
 	if cfg.Serves(channelWhatsApp) {
 		channels.phone = newPhone(ctx, cfg, tree, db, dispatcher, state, func(ctx context.Context) {
 			if err := sender.WakeAll(ctx); err != nil && ctx.Err() == nil {
@@ -134,7 +141,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	}
 	ctl := &control{
 		texts: texts{db}, ledger: ledger{db, cfg.Timezone}, cfg: cfg, started: started, bell: &chats, console: term, dispatcher: dispatcher, runner: runner,
-		shutdown: shutdown, health: state, allowlist: allowlist, guests: guests, phone: channels.phone,
+		shutdown: shutdown, health: state, allowlist: allowlist, guests: guests, orders: orders, phone: channels.phone, tree: tree,
 	}
 	if opts.SampleGroups {
 		if err := ctl.addSamples(ctx); err != nil {
@@ -165,6 +172,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	}
 	g.Go(func() error { return pool.run(intake) })
 	g.Go(func() error { return dispatcher.RunTasks(intake) })
+	g.Go(func() error { return heart.run(intake) })
 	hangUp := channels.connect()
 
 	err = g.Wait()
@@ -374,9 +382,14 @@ func (i *images) find(ctx context.Context) (string, error) {
 type router struct {
 	console *console.Channel
 	phone   *phone // nil: WhatsApp is not served
+	tree    *workspace.Tree
+	log     *zap.Logger
 }
 
-var _ outbox.Paced = (*router)(nil)
+var (
+	_ outbox.Paced    = (*router)(nil)
+	_ outbox.Releaser = (*router)(nil)
+)
 
 func (r *router) Send(ctx context.Context, o berth.Outgoing) error {
 	switch {

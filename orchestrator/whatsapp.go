@@ -46,11 +46,13 @@ type phone struct {
 	dispatcher *dispatch.Dispatcher // this
 	health     *health
 	online     func(context.Context) // texts can be sent again
+	receipts   bool                  // senders are told what was read
 	log        *zap.Logger
 
 	changed bell.Bell // rung for channelWhatsApp when the state is another one
 	kick    chan struct{}
 	again   chan struct{} // texts can be sent again
+	given   chan struct{} // there is something in taken
 
 	mu     sync.Mutex
 	states []wastate.State // that nobody was told of yet
@@ -60,9 +62,9 @@ type phone struct {
 // newPhone opens the session; it does not connect. online is called whenever
 // texts can be sent again, and never after run has returned.
 func newPhone(ctx context.Context, cfg Config, tree *workspace.Tree, db *sqlite.DB, d *dispatch.Dispatcher, h *health, online func(context.Context), log *zap.Logger) *phone {
-	p := &phone{db: db, tree: tree, dispatcher: d, health: h, online: online, log: log}
+	p := &phone{db: db, tree: tree, dispatcher: d, health: h, online: online, receipts: cfg.ReadReceipts, log: log}
 	p.open(ctx, cfg, whatsapp.Options{
-		Receive: d.Receive, Quiet: d.Keep, Group: d.ByChat, GroupDir: p.groupDir, Answered: p.answered,
+		Receive: d.Receive, Quiet: d.Keep, Strangers: cfg.PairToken != "", Group: d.ByChat, GroupDir: p.groupDir, UID: tree.UID(), GID: tree.GID(), Answered: p.answered,
 		Online: func() { poke(p.again) }, Backlog: p.backlog, Chats: db.NameChats,
 		ReadReceipts: cfg.ReadReceipts, MaxBacklogAge: cfg.MaxBacklogAge, MaxMedia: cfg.MaxMedia,
 	})
@@ -78,7 +80,7 @@ func newLink(ctx context.Context, cfg Config, tree *workspace.Tree) *phone {
 }
 
 func (p *phone) open(ctx context.Context, cfg Config, o whatsapp.Options) {
-	p.kick, p.again = make(chan struct{}, 1), make(chan struct{}, 1)
+	p.kick, p.again, p.given = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 	o.Path, o.Name, o.OwnNumber = filepath.Join(p.tree.StoreDir(), sessionFile), cfg.AssistantName, cfg.AssistantHasOwnNumber
 	o.StateChanged, o.Log, o.Double = p.stateChanged, p.log, cfg.Double
 	p.ch, p.failed = whatsapp.New(ctx, o)
@@ -104,6 +106,9 @@ func (p *phone) run(ctx context.Context) {
 	}
 	over := make(chan error, 1)
 	go func() { over <- p.ch.Run(ctx) }()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { p.tellSenders(ctx) })
 	clock := time.NewTicker(stateEvery)
 	defer clock.Stop()
 	for {
@@ -116,7 +121,6 @@ func (p *phone) run(ctx context.Context) {
 			return
 		case <-p.kick:
 			p.tellAll()
-			p.markRead(ctx)
 		case <-p.again:
 			p.online(ctx)
 		case <-clock.C:
@@ -170,12 +174,25 @@ func (p *phone) answered(ctx context.Context, o berth.Outgoing) (berth.Message, 
 	return m, ok && err == nil
 }
 
-// Send sends a text.
+// Send sends a text, a file or a reaction.
 func (p *phone) Send(ctx context.Context, o berth.Outgoing) error {
 	if p.ch == nil {
 		return p.unusable()
 	}
 	o.MessageID = wireID(o.MessageID)
+	switch {
+	case o.File != "":
+		return p.ch.SendFile(ctx, o, p.tree.OutboxDir(o.Key), filepath.Base(o.File))
+	case o.Kind == berth.OutReaction:
+		to, err := p.db.MessagesAfter(ctx, o.ChatJID, o.ReactsTo-1, 1)
+		if err != nil {
+			return err
+		}
+		if len(to) == 0 || to[0].Seq != o.ReactsTo {
+			return berth.Errorf(berth.NotFound, "the message #%d is gone: nobody can react to it", o.ReactsTo)
+		}
+		return p.ch.React(ctx, o, to[0])
+	}
 	return p.ch.Send(ctx, o)
 }
 
@@ -188,10 +205,26 @@ func wireID(id string) string {
 
 // read says that an agent was given a batch. It does not block.
 func (p *phone) read(b berth.Batch) {
+	if p.ch == nil || !p.receipts {
+		return
+	}
 	p.mu.Lock()
 	p.taken = append(p.taken, b)
 	p.mu.Unlock()
-	poke(p.kick)
+	poke(p.given)
+}
+
+// tellSenders tells them until ctx ends. It is apart from what tells people about
+// the link, since WhatsApp may take a minute to answer.
+func (p *phone) tellSenders(ctx context.Context) {
+	for {
+		select {
+		case <-p.given:
+			p.markRead(ctx)
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // markRead tells senders that their messages were read. Without a connection
@@ -226,6 +259,14 @@ func (r receipts) NextBatch(ctx context.Context, runID, chatJID string) (b berth
 		r.read(b)
 	}
 	return b, ok, err
+}
+
+// aliases returns the other addresses of a sender, by which a list may name him.
+func (r *router) aliases(sender string) []string {
+	if r.phone == nil || r.phone.ch == nil {
+		return nil
+	}
+	return r.phone.ch.Aliases(sender)
 }
 
 // SetTyping says whether the agent of a chat is at work.

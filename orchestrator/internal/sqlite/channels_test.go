@@ -72,3 +72,27 @@ func TestNameChats(t *testing.T) {
 		t.Error(d)
 	}
 }
+
+// A message that gets the trigger when later ones were answered is asked anew, in
+// a new place: the cursor is beyond the old one.
+func TestEditAfterAnswer(t *testing.T) {
+	db := open(t)
+	seq := say(t, db, "1", "Andy, what time is it?", false)
+	say(t, db, "2", "@Andy hello", true)
+	b, ok, err := db.BeginRun(t.Context(), berth.Run{ID: "r", Folder: "family", ChatJID: chat})
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	check(t, db.Commit(t.Context(), berth.Progress{RunID: "r", Acked: []string{b.AckID}, TurnEnded: true}))
+	got, fresh, err := db.AddMessage(t.Context(), berth.Message{ID: "1", ChatJID: chat, Text: "@Andy, what time is it?", Wakes: true})
+	if err != nil || !fresh || got <= seq {
+		t.Errorf("got #%d, %v, %v", got, fresh, err)
+	}
+	if is, _, err := db.Pending(t.Context(), chat); err != nil || !is {
+		t.Errorf("pending %v, %v", is, err)
+	}
+	b, ok, err = db.NextBatch(t.Context(), "r", chat)
+	if err != nil || !ok || len(b.Messages) != 1 || b.Messages[0].Text != "@Andy, what time is it?" {
+		t.Errorf("got %+v, %v, %v", b.Messages, ok, err)
+	}
+}

@@ -38,9 +38,26 @@ func (db *DB) AddMessage(ctx context.Context, m berth.Message) (seq int64, fresh
 			known, err = t.execN(`UPDATE messages SET wakes = 1 WHERE seq = ? AND wakes = 0`, seq)
 			fresh = known > 0
 		}
-		return err
+		if err != nil || !fresh {
+			return err
+		}
+		return t.askAnew(m, &seq)
 	})
 	return seq, fresh, err
+}
+
+// askAnew gives a message that wakes only now a new place, if its agent was given
+// messages behind the old one: it would never look back.
+func (t *tx) askAnew(m berth.Message, seq *int64) error {
+	gone, err := t.execN(`DELETE FROM messages WHERE seq = ?1 AND ?1 <= max(
+		coalesce((SELECT max(agent_seq, parked_seq) FROM progress WHERE chat_jid = ?2), 0),
+		coalesce((SELECT max(to_seq) FROM batches WHERE chat_jid = ?2 AND state IN ('sent', 'consumed')), 0))`, *seq, m.ChatJID)
+	if err != nil || gone == 0 {
+		return err
+	}
+	_, err = t.get([]any{seq}, `INSERT INTO messages (id, chat_jid, sender, sender_name, content, timestamp, is_from_me, is_bot_message, wakes)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1) RETURNING seq`, m.ID, m.ChatJID, m.Sender, m.SenderName, m.Text, formatTime(m.Time), m.FromMe, m.Bot)
+	return err
 }
 
 // MessagesAfter returns up to limit messages of a chat with a sequence number

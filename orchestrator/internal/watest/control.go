@@ -398,6 +398,8 @@ func (s *Server) told(ctx context.Context, m Message) (Read, error) {
 		data, err = s.download(ctx, m.Proto.GetImageMessage())
 	case m.Proto.GetDocumentMessage() != nil:
 		data, err = s.download(ctx, m.Proto.GetDocumentMessage())
+	case m.Proto.GetDocumentWithCaptionMessage() != nil:
+		data, err = s.download(ctx, m.Proto.GetDocumentWithCaptionMessage().GetMessage().GetDocumentMessage())
 	case m.Proto.GetAudioMessage() != nil:
 		data, err = s.download(ctx, m.Proto.GetAudioMessage())
 	case m.Proto.GetVideoMessage() != nil:

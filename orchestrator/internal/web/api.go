@@ -189,6 +189,11 @@ type NewMessage struct {
 type Accepted struct {
 	Seq   int64 `json:"seq"`
 	Wakes bool  `json:"wakes"` // false: kept as context until the trigger comes
+
+	// Command says that the message was for Berth itself and is not stored: Seq is the
+	// chat's last message before, and Texts what Berth says to it there.
+	Command bool     `json:"command,omitempty"`
+	Texts   []string `json:"texts,omitempty"`
 }
 
 // The values of Answer.State.

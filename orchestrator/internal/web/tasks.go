@@ -45,6 +45,17 @@ type NewTask struct {
 	CatchUp string `json:"catch_up,omitempty"` // default once
 }
 
+// TaskChange is the body of PATCH /v1/tasks/{id}. What is left out stays.
+type TaskChange struct {
+	Prompt  *string `json:"prompt,omitempty"`
+	Type    *string `json:"schedule_type,omitempty"`
+	Value   *string `json:"schedule_value,omitempty"`
+	Zone    *string `json:"time_zone,omitempty"`
+	Context *string `json:"context_mode,omitempty"`
+	Script  *string `json:"script,omitempty"` // empty: none any more
+	CatchUp *string `json:"catch_up,omitempty"`
+}
+
 // TaskRun is one entry of a task's log.
 type TaskRun struct {
 	Run          string            `json:"run,omitempty"` // empty: there was none
@@ -78,6 +89,7 @@ type TaskDesk interface {
 	Tasks(ctx context.Context, folder string) ([]Task, error)
 	AddTask(context.Context, NewTask) (Task, error)
 	Task(ctx context.Context, folder, id string) (Task, error)
+	UpdateTask(ctx context.Context, folder, id string, change TaskChange) (Task, error)
 	ChangeTask(ctx context.Context, verb TaskVerb, folder, id string) (Task, error)
 	// TaskRuns returns up to limit entries, newest first.
 	TaskRuns(ctx context.Context, folder, id string, limit int) ([]TaskRun, error)
@@ -94,6 +106,13 @@ func handleTasks(handle func(pattern string, fn func(*http.Request) (any, error)
 	})
 	handle("GET /v1/tasks/{id}", func(r *http.Request) (any, error) {
 		return b.Task(r.Context(), r.FormValue("group"), r.PathValue("id"))
+	})
+	handle("PATCH /v1/tasks/{id}", func(r *http.Request) (any, error) {
+		in, err := decode[TaskChange](r)
+		if err != nil {
+			return nil, err
+		}
+		return b.UpdateTask(r.Context(), r.FormValue("group"), r.PathValue("id"), in)
 	})
 	handle("GET /v1/tasks/{id}/log", func(r *http.Request) (any, error) {
 		limit, err := strconv.Atoi(r.FormValue("limit"))
@@ -122,6 +141,11 @@ func (c *Client) AddTask(ctx context.Context, t NewTask) (Task, error) {
 // Task returns a task; folder may be empty if no other group has one of that id.
 func (c *Client) Task(ctx context.Context, folder, id string) (Task, error) {
 	return call[Task](ctx, c, "GET", taskPath(folder, id, ""), nil)
+}
+
+// UpdateTask changes a task; folder is as for Task.
+func (c *Client) UpdateTask(ctx context.Context, folder, id string, change TaskChange) (Task, error) {
+	return call[Task](ctx, c, "PATCH", taskPath(folder, id, ""), change)
 }
 
 // ChangeTask does something with a task; folder is as for Task.

@@ -30,6 +30,10 @@ func (d *desk) Task(_ context.Context, folder, id string) (Task, error) {
 	return d.task(berth.Errorf(berth.NotFound, "no %s", id), "show %q %q", folder, id)
 }
 
+func (d *desk) UpdateTask(_ context.Context, folder, id string, c TaskChange) (Task, error) {
+	return d.task(nil, "set %q %q %t %q", folder, id, c.Prompt == nil, *c.Script)
+}
+
 func (d *desk) ChangeTask(_ context.Context, verb TaskVerb, folder, id string) (Task, error) {
 	return d.task(nil, "%s %q %q", verb, folder, id)
 }
@@ -55,6 +59,7 @@ func TestTaskCalls(t *testing.T) {
 			return err
 		}},
 		{`show "" "x/../y"`, berth.NotFound, func() error { _, err := c.Task(ctx, "", "x/../y"); return err }},
+		{`set "a b" "t/1" true ""`, 0, func() error { _, err := c.UpdateTask(ctx, "a b", "t/1", TaskChange{Script: new("")}); return err }},
 		{`pause "a&b" "t?1"`, 0, func() error { _, err := c.ChangeTask(ctx, TaskPause, "a&b", "t?1"); return err }},
 		{`log "a" "log" 7`, 0, func() error { _, err := c.TaskRuns(ctx, "a", "log", 7); return err }},
 	} {

@@ -10,6 +10,7 @@ import (
 	_ "image/png"
 	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,6 +70,9 @@ func (c *Channel) SendFile(ctx context.Context, o berth.Outgoing, dir, name stri
 	if err != nil {
 		if ctx.Err() != nil {
 			return err
+		}
+		if u, ok := errors.AsType[*url.Error](err); ok { // the address holds a token
+			err = fmt.Errorf("%s: %w", u.Op, u.Err)
 		}
 		return c.explain(cli, fmt.Errorf("upload %s: %w", name, err))
 	}

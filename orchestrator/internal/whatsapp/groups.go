@@ -38,8 +38,10 @@ const groupsFor = 24 * time.Hour
 type groups struct {
 	fetching sync.Mutex
 
-	mu   sync.Mutex
-	list groupList
+	mu      sync.Mutex
+	list    groupList
+	changed time.Time // when a change made us ask last
+	due     bool      // somebody waits to ask for a change
 }
 
 type groupList struct {
@@ -91,16 +93,29 @@ func (c *Channel) Groups(ctx context.Context, fresh bool) ([]GroupInfo, error) {
 	}
 	c.groups.set(list)
 	c.keep(ctx, keptGroups, list)
-	if c.o.Chats != nil {
-		var chats []berth.Chat
-		for _, g := range list.Groups {
-			chats = append(chats, berth.Chat{JID: g.JID, Name: g.Name})
-		}
-		if err := c.o.Chats(ctx, chats); err != nil {
-			c.log.Warn("store the names of the groups", zap.Error(err))
-		}
+	var chats []berth.Chat
+	for _, g := range list.Groups {
+		chats = append(chats, berth.Chat{JID: g.JID, Name: g.Name})
 	}
+	c.nameChats(ctx, chats...)
 	return slices.Clone(list.Groups), nil
+}
+
+func (c *Channel) nameChats(ctx context.Context, chats ...berth.Chat) {
+	if c.o.Chats == nil {
+		return
+	}
+	if err := c.o.Chats(ctx, chats); err != nil && ctx.Err() == nil {
+		c.log.Warn("store the names of the groups", zap.Error(err))
+	}
+}
+
+// nameChat tells the name of a group that was just given or first heard of.
+func (c *Channel) nameChat(jid types.JID, name string) {
+	chat := berth.Chat{JID: waid.Normal(jid).String(), Name: wamsg.SenderName(name, waid.Person{})}
+	if chat.Name != "" && waid.Served(jid) {
+		c.background(func(ctx context.Context) { c.nameChats(ctx, chat) })
+	}
 }
 
 func (c *Channel) fetchGroups(ctx context.Context) (groupList, error) {
@@ -133,19 +148,54 @@ func (c *Channel) fetchGroups(ctx context.Context) (groupList, error) {
 	return list, nil
 }
 
-// stale makes the next look at the groups a fresh one, since something changed.
-func (c *Channel) stale() {
-	c.groups.mu.Lock()
-	defer c.groups.mu.Unlock()
-	if !c.groups.list.At.IsZero() {
-		c.groups.list.At = time.Unix(0, 0)
+// regroup asks for the groups again, since something changed. In large groups
+// something does all the time, so changes in quick succession are asked for once.
+func (c *Channel) regroup() {
+	g := &c.groups
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.list.At.IsZero() {
+		g.list.At = time.Unix(0, 0)
 	}
+	if g.due {
+		return
+	}
+	g.due = true
+	wait := min(time.Until(g.changed.Add(c.groupsPause)), c.groupsPause) // the clock may be set
+	c.background(func(ctx context.Context) {
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		g.mu.Lock()
+		g.due, g.changed = false, time.Now()
+		g.mu.Unlock()
+		c.sync(ctx)
+	})
 }
 
 // isAdmin reports whether somebody is known to be an admin of a chat.
 func (c *Channel) isAdmin(chat string, who waid.Person) bool {
 	g, ok := c.groups.find(chat)
 	return ok && slices.ContainsFunc(g.Participants, func(p Participant) bool { return p.Admin && p.ID == who.ID() })
+}
+
+// Aliases returns the other addresses of a sender that are known: the number of
+// who is kept by a hidden address. An operator lists people by their numbers.
+func (c *Channel) Aliases(sender string) []string {
+	jid, err := waid.Parse(sender)
+	if err != nil {
+		return nil
+	}
+	var out []string
+	p := c.person(c.current(), jid, types.JID{})
+	for _, j := range []types.JID{p.LID, p.PN} {
+		if !j.IsEmpty() && j != jid {
+			out = append(out, j.String())
+		}
+	}
+	return out
 }
 
 // names returns how people are called.

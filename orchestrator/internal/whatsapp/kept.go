@@ -12,6 +12,7 @@ import (
 const (
 	keptVersion   = "version"
 	keptPhoneSeen = "phone seen"
+	keptAccount   = "account"
 	keptGroups    = "groups"
 )
 

@@ -7,8 +7,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"go.mau.fi/whatsmeow"
+	"go.mau.fi/whatsmeow/proto/waCommon"
+	"go.mau.fi/whatsmeow/proto/waE2E"
+	"go.mau.fi/whatsmeow/types"
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/watest"
@@ -313,5 +319,79 @@ func TestWithoutStore(t *testing.T) {
 			return slices.ContainsFunc(w.messages, func(m berth.Message) bool { return strings.HasSuffix(m.Text, end) })
 		}
 		return has("\nbefore") && has("hello")
+	})
+}
+
+// What comes in belongs to the group's agent, which may move and delete it.
+func TestMediaBelongToAgent(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root gives files away")
+	}
+	t.Parallel()
+	const agent = 1000
+	w := inside(t, watest.LID, func(o *Options) { o.UID, o.GID = agent, agent })
+	w.alice.SendImage(w.group, png(1), "image/png", "")
+	_, name, _ := strings.Cut(strings.Trim(w.message(0).Text, "[]"), ": ")
+	for _, path := range []string{"media", name} {
+		info, err := os.Lstat(filepath.Join(w.dir, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if is := info.Sys().(*syscall.Stat_t); is.Uid != agent || is.Gid != agent {
+			t.Errorf("%s belongs to %d:%d", path, is.Uid, is.Gid)
+		}
+	}
+}
+
+// Who edits a caption often sends the words alone: the file stays where it is.
+func TestEditOfCaption(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, mode types.AddressingMode) {
+		w := inside(t, mode)
+		edit := func(id string, image *waE2E.ImageMessage) {
+			w.alice.Send(w.group, &waE2E.Message{EditedMessage: &waE2E.FutureProofMessage{Message: &waE2E.Message{ProtocolMessage: &waE2E.ProtocolMessage{
+				Key: &waCommon.MessageKey{RemoteJID: new(w.group.JID.String()), FromMe: new(true), ID: &id}, Type: waE2E.ProtocolMessage_MESSAGE_EDIT.Enum(),
+				EditedMessage: &waE2E.Message{ImageMessage: image},
+			}}}})
+		}
+		up := w.alice.Upload(png(1), whatsmeow.MediaImage)
+		image := func(caption string) *waE2E.ImageMessage {
+			return &waE2E.ImageMessage{URL: &up.URL, DirectPath: &up.DirectPath, MediaKey: up.Key, FileSHA256: up.SHA256, FileEncSHA256: up.EncryptedHash, Caption: &caption}
+		}
+		id := w.alice.Send(w.group, &waE2E.Message{ImageMessage: image("one")})
+		first := w.message(0)
+		line, _, _ := strings.Cut(first.Text, "\n")
+		is := func(want string) {
+			t.Helper()
+			w.until(want, func() bool { return w.now[first.ID].Text == want })
+		}
+		edit(id, &waE2E.ImageMessage{Caption: new("two")})
+		is(line + "\ntwo")
+		edit(id, image("three"))
+		is(line + "\nthree")
+		if files, err := os.ReadDir(filepath.Join(w.dir, "media")); err != nil || len(files) != 1 || !bytes.Equal(w.file(first.Text), png(1)) {
+			t.Errorf("got %v, %v", files, err)
+		}
+		edit("UNKNOWN", &waE2E.ImageMessage{Caption: new("what was it?")})
+		if m := w.message(1); m.Text != "[photo]\nwhat was it?" {
+			t.Errorf("got %q", m.Text)
+		}
+		// While the file is on its way the edit takes over the wait for it.
+		w.ch.lines.mu.Lock()
+		w.ch.lines.hold = time.Millisecond
+		w.ch.lines.mu.Unlock()
+		w.HoldMedia(true)
+		id = w.alice.SendImage(w.group, png(2), "image/png", "slow")
+		late := w.message(2)
+		edit(id, &waE2E.ImageMessage{Caption: new("slow, edited")})
+		w.ReleaseMedia()
+		w.until("the file", func() bool {
+			text := w.now[late.ID].Text
+			return strings.HasSuffix(text, "]\nslow, edited") && !strings.Contains(text, "is being")
+		})
+		if !bytes.Equal(w.file(w.texts()[late.ID]), png(2)) {
+			t.Errorf("got %q", w.texts()[late.ID])
+		}
+		w.emptied()
 	})
 }

@@ -152,12 +152,24 @@ func (c *Channel) pair(ctx context.Context, cli *whatsmeow.Client, phone string,
 		case whatsmeow.QRChannelEventError:
 			return false, fmt.Errorf("link the account: %w", item.Error)
 		default:
+			if c.isEarly() {
+				return false, c.awaitConnected(ctx, yield)
+			}
 			return false, berth.Errorf(berth.Unavailable, "WhatsApp ended the linking: it is %s now", c.State())
 		}
 		if !yield(e, nil) {
 			return false, nil
 		}
 	}
+}
+
+// isEarly reports whether the connection that follows a linking is there. The client
+// may tell of it before it tells that the account is linked, and then takes it for
+// an error.
+func (c *Channel) isEarly() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.early || c.linked.Load()
 }
 
 // awaitConnected waits for the connection that follows the linking.

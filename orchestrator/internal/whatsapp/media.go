@@ -1,6 +1,7 @@
 package whatsapp
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -20,7 +21,7 @@ import (
 const (
 	mediaTimeout = 10 * time.Minute // of a download that the connection outlives
 	mediaFiles   = "media-*.part"   // of transfers under way, beside the session
-	maxMediaPath = 4096             // bytes
+	maxMediaPath = 4096             // bytes, with the keys and the message's id
 )
 
 var errTooLarge = errors.New("the file is larger than it may be")
@@ -110,10 +111,25 @@ func (c *Channel) medium(chat string, info types.MessageInfo, said wamsg.Content
 		Path: f.Source.GetDirectPath(), Key: f.Source.GetMediaKey(), Sum: f.Source.GetFileSHA256(), Sealed: f.Source.GetFileEncSHA256(), Type: whatsmeow.GetMediaType(f.Source),
 		ID: info.ID, Sender: info.Sender, At: info.Timestamp,
 	}
-	if d.Type == "" || d.Path == "" || len(d.Path)+len(d.Key)+len(d.Sum)+len(d.Sealed) > maxMediaPath {
+	if d.Type == "" || d.Path == "" || len(d.Path)+len(d.Key)+len(d.Sum)+len(d.Sealed)+len(d.ID) > maxMediaPath {
 		return nil, "could not be downloaded"
 	}
 	return d, ""
+}
+
+// sameMedium returns what an edited message's file is downloaded by. Who edits a
+// caption often sends no file with it, or the same again.
+func (c *Channel) sameMedium(place string, said wamsg.Content, file *medium, why string) (*medium, string) {
+	c.mu.Lock()
+	before, ok := c.media.by[place]
+	c.mu.Unlock()
+	switch bare := said.Media.Source.GetDirectPath() == ""; {
+	case ok && (bare || bytes.Equal(before.Sum, said.Media.Source.GetFileSHA256())):
+		return &before, ""
+	case bare:
+		return nil, ""
+	}
+	return file, why
 }
 
 // save downloads a medium and returns where it is for the agent, or why it is
@@ -171,7 +187,12 @@ func (c *Channel) download(ctx context.Context, cli *whatsmeow.Client, dir strin
 		return "", err
 	}
 	defer root.Close()
-	if err := root.Mkdir(wamsg.MediaDir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+	switch err := root.Mkdir(wamsg.MediaDir, 0o755); {
+	case err == nil && os.Geteuid() == 0:
+		if err := root.Lchown(wamsg.MediaDir, c.o.UID, c.o.GID); err != nil {
+			return "", err
+		}
+	case err != nil && !errors.Is(err, fs.ErrExist):
 		return "", err
 	}
 	name = filepath.Join(wamsg.MediaDir, wamsg.FileName(d.At, d.Sender, d.ID, d.file(), head[:n]))
@@ -186,6 +207,9 @@ func (c *Channel) download(ctx context.Context, cli *whatsmeow.Client, dir strin
 		return "", err
 	}
 	_, err = io.Copy(to, part)
+	if err == nil && os.Geteuid() == 0 {
+		err = to.Chown(c.o.UID, c.o.GID)
+	}
 	if err = errors.Join(err, to.Sync(), to.Close()); err == nil {
 		err = root.Rename(half, name)
 	}

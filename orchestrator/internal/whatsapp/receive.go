@@ -27,7 +27,13 @@ const idMark = "/"
 // noticePrefix begins the ids of what is nobody's message.
 const noticePrefix = "notice-"
 
-func messageID(id string, sender waid.Person) string { return id + idMark + sender.ID() }
+func messageID(id string, sender waid.Person) string {
+	if !wamsg.IsID(id) { // no program of WhatsApp's makes such a one
+		sum := sha256.Sum256([]byte(id))
+		id = "odd-" + hex.EncodeToString(sum[:16])
+	}
+	return id + idMark + sender.ID()
+}
 
 const (
 	late        = 15 * time.Minute // from then on the agent is told how long a message waited
@@ -54,12 +60,14 @@ func (c *Channel) handle(cli *whatsmeow.Client, event any) bool {
 		// connection that is there now.
 		if !cli.IsConnected() {
 			c.tell(e)
+			c.setBacklog(false)
 		}
-		c.setBacklog(false)
 		return true
 	case *events.LoggedOut:
 		c.setBacklog(false)
 		c.drop(cli)
+	case *events.Connected:
+		c.note(func() { c.early = !c.linked.Load() })
 	}
 	c.tell(event)
 	switch e := event.(type) {
@@ -71,9 +79,18 @@ func (c *Channel) handle(cli *whatsmeow.Client, event any) bool {
 		// Most often the server hangs up then; otherwise nobody would connect again.
 		c.background(func(context.Context) { cli.ResetConnection() })
 	case *events.PairSuccess:
-		c.linked.Store(true)
+		c.belongTo(c.life, e.ID.User)
 		c.number.Store("+" + e.ID.User)
+		early := false
+		c.note(func() {
+			c.linked.Store(true)
+			early, c.early = c.early, false
+		})
 		c.wake()
+		if early && cli.IsConnected() {
+			c.tell(&events.Connected{})
+			c.connected(cli)
+		}
 	case *events.ClientOutdated:
 		c.wake()
 	case *events.PushNameSetting:
@@ -91,11 +108,14 @@ func (c *Channel) handle(cli *whatsmeow.Client, event any) bool {
 	case *events.HistorySync:
 		c.readHistory(e)
 	case *events.JoinedGroup:
-		c.stale()
-		c.background(c.sync)
+		c.nameChat(e.JID, e.Name)
+		c.regroup()
 	case *events.GroupInfo:
-		c.stale()
+		if e.Name != nil {
+			c.nameChat(e.JID, e.Name.Name)
+		}
 		c.groupChange(cli, e)
+		c.regroup()
 	case *events.CallOffer, *events.CallOfferNotice:
 		line, chat, from := wamsg.Call(e)
 		c.notice(cli, chat, from, time.Now(), line)
@@ -219,14 +239,17 @@ func (c *Channel) message(cli *whatsmeow.Client, e *events.Message) bool {
 		c.wrote(c.person(cli, e.Info.Sender, e.Info.SenderAlt))
 	}
 	chat, group, ok := c.chat(cli, e.Info.Chat)
-	if !ok {
+	stranger := content.Kind == wamsg.Text && !e.Info.IsGroup && !e.Info.IsFromMe && waid.Served(e.Info.Chat)
+	if !ok && !(stranger && c.o.Strangers) {
 		return true
 	}
 	sender := c.person(cli, e.Info.Sender, e.Info.SenderAlt)
 	if content.Kind == wamsg.Secret {
 		content = c.open(cli, e, chat, content)
 	}
-	c.remember(chat, sender, e.Info.ID, content)
+	if ok {
+		c.remember(chat, e.Info.ID, content)
+	}
 
 	names := c.names(cli)
 	addressed := content.Address(c.self(cli), group.EffectiveTrigger(c.o.Name), names)
@@ -258,6 +281,12 @@ func (c *Channel) message(cli *whatsmeow.Client, e *events.Message) bool {
 	case wamsg.Reaction, wamsg.Vote, wamsg.Secret:
 		quiet = true
 	}
+	place := chat + " " + m.ID
+	if changes := content.Kind == wamsg.Edit || content.Kind == wamsg.Revoke; changes {
+		c.note(func() { c.changes.add(place, struct{}{}) })
+	} else if c.isChanged(place) {
+		return true // it could not be decrypted at first, and the change came before it
+	}
 	around := words{Typed: addressed.Text}
 	if addressed.Quote != "" {
 		who := c.o.Name
@@ -267,12 +296,17 @@ func (c *Channel) message(cli *whatsmeow.Client, e *events.Message) bool {
 		around.Before = fmt.Sprintf("[answers %s: “%s”]\n", who, addressed.Quote)
 	}
 	if waited := time.Since(m.Time); waited > late {
-		around.After = fmt.Sprintf("\n[came %s late]", waited.Round(time.Minute))
+		around.After = "\n" + wamsg.Late(waited)
 	}
 	var file *medium
 	why := ""
 	if said.Media != nil {
-		if file, why = c.medium(chat, e.Info, said); file != nil {
+		file, why = c.medium(chat, e.Info, said)
+		if content.Kind == wamsg.Edit {
+			file, why = c.sameMedium(place, said, file, why)
+		}
+		if file != nil {
+			c.note(func() { c.media.add(place, *file) })
 			file.Words = around
 		}
 	}
@@ -281,10 +315,10 @@ func (c *Channel) message(cli *whatsmeow.Client, e *events.Message) bool {
 }
 
 // remember keeps what later messages of the chat need.
-func (c *Channel) remember(chat string, sender waid.Person, id string, content wamsg.Content) {
+func (c *Channel) remember(chat, id string, content wamsg.Content) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if content.Poll != nil {
+	if content.Poll != nil && wamsg.IsID(id) {
 		c.polls.add(chat+" "+id, content.Poll)
 	}
 	switch content.Kind {
@@ -310,7 +344,7 @@ func (c *Channel) open(cli *whatsmeow.Client, e *events.Message, chat string, co
 		vote, failed := cli.DecryptPollVote(c.life, e)
 		if err = failed; err == nil {
 			c.mu.Lock()
-			poll := c.polls.byID[chat+" "+content.Target.ID]
+			poll := c.polls.by[chat+" "+content.Target.ID]
 			c.mu.Unlock()
 			return content.Voted(poll, vote)
 		}
@@ -343,7 +377,6 @@ func (c *Channel) groupChange(cli *whatsmeow.Client, e *events.GroupInfo) {
 		}
 		c.notice(cli, e.JID, by, e.Timestamp, line)
 	}
-	c.background(c.sync)
 }
 
 // notice stores a line that is nobody's message. It is not sent again if that
@@ -420,25 +453,39 @@ func (c *Channel) refuse(cli *whatsmeow.Client) {
 	}
 }
 
-// polls remembers the newest polls, to say what was voted for. A vote for an
-// older one is told without.
-type polls struct {
-	byID  map[string]*wamsg.Question
+func (c *Channel) isChanged(place string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, ok := c.changes.by[place]
+	return ok
+}
+
+// note changes what Channel.mu guards.
+func (c *Channel) note(change func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	change()
+}
+
+// recent remembers what came last, by key. It is lost with the process: then a
+// vote is told without what it was for, and the like.
+type recent[T any] struct {
+	by    map[string]T
 	order []string
 }
 
-const maxPolls = 200
+const maxRecent = 200
 
-func (p *polls) add(key string, q *wamsg.Question) {
-	if p.byID == nil {
-		p.byID = make(map[string]*wamsg.Question)
+func (r *recent[T]) add(key string, value T) {
+	if r.by == nil {
+		r.by = make(map[string]T)
 	}
-	if p.byID[key] == nil {
-		p.order = append(p.order, key)
+	if _, ok := r.by[key]; !ok {
+		r.order = append(r.order, key)
 	}
-	p.byID[key] = q
-	if len(p.order) > maxPolls {
-		delete(p.byID, p.order[0])
-		p.order = p.order[1:]
+	r.by[key] = value
+	if len(r.order) > maxRecent {
+		delete(r.by, r.order[0])
+		r.order = r.order[1:]
 	}
 }

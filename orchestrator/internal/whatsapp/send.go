@@ -88,7 +88,7 @@ func (c *Channel) contextFor(ctx context.Context, to types.JID, o berth.Outgoing
 			if id, by, ok := c.quoted(to, m); ok {
 				sender := by.String()
 				info.StanzaID, info.Participant = &id, &sender
-				info.QuotedMessage = &waE2E.Message{Conversation: new(m.Text)}
+				info.QuotedMessage = &waE2E.Message{Conversation: new(wamsg.Excerpt(m.Text))}
 			}
 		}
 	}
@@ -127,8 +127,8 @@ func (c *Channel) mention(to types.JID, text string, info *waE2E.ContextInfo) st
 
 // quoted returns how a chat names a message and who sent it.
 func (c *Channel) quoted(to types.JID, m berth.Message) (id string, sender types.JID, ok bool) {
-	id, _, _ = strings.Cut(m.ID, idMark)
 	sender, err := waid.Parse(m.Sender)
+	id = strings.TrimSuffix(m.ID, idMark+m.Sender)
 	if err != nil || id == "" {
 		return "", sender, false
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"image"
 	imagepng "image/png"
+	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,12 +16,14 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"go.mau.fi/whatsmeow/proto/waE2E"
 	"go.mau.fi/whatsmeow/types"
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/watest"
+	"berth/orchestrator/internal/whatsapp/waid"
 	"berth/orchestrator/internal/whatsapp/wastate"
 )
 
@@ -446,4 +450,98 @@ func TestNeverCold(t *testing.T) {
 	w.phone.Online(t.Context())
 	w.state(wastate.Connected)
 	known()
+}
+
+// An answer that waited while the account was unlinked still goes to who asked;
+// with another account nobody has asked.
+func TestWarmAfterRelink(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	// A message would do, but the client notes its sender's name in the background:
+	// unlinking meanwhile is a race within whatsmeow.
+	w.ch.wrote(waid.NewPerson(w.alice.LID(), w.alice.JID()))
+	o := w.out("hello")
+	o.ChatJID = w.alice.JID().String()
+	w.phone.Unlink()
+	w.state(wastate.LoggedOut)
+	w.note(func() { w.settled = false })
+	w.link()
+	w.phone.Online(t.Context())
+	w.send(o)
+	if got := w.alice.Received(t.Context()); got.Text != "hello" {
+		t.Errorf("got %+v", got)
+	}
+	w.until("the end of the sync", func() bool { return w.settled }) // see inside
+	w.phone.Unlink()
+	w.state(wastate.LoggedOut)
+	w.phone = w.Phone("15550006666")
+	w.link()
+	w.state(wastate.Connected)
+	if err := w.ch.Send(t.Context(), o); kindOf(err) != berth.Denied {
+		t.Errorf("another account: %v", err)
+	}
+}
+
+// A quote shows what it answers, and not all of a long text once more.
+func TestLongQuote(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	w.alice.SendText(w.group, "why? "+strings.Repeat("字", 20_000))
+	m := w.message(0)
+	w.note(func() { w.answered = func(berth.Outgoing) (berth.Message, bool) { return m, true } })
+	w.send(w.out("so"))
+	quoted := w.bob.Received(t.Context()).Proto.GetExtendedTextMessage().GetContextInfo().GetQuotedMessage().GetConversation()
+	if !strings.HasPrefix(quoted, "why? 字") || utf8.RuneCountInString(quoted) > 1000 {
+		t.Errorf("%d characters: %.30q", utf8.RuneCountInString(quoted), quoted)
+	}
+}
+
+// A reader that cannot decrypt an answer asks for it again, and gets it, also from
+// a Berth that was started since.
+func TestPeerAsksAgain(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, mode types.AddressingMode) {
+		w := inside(t, mode)
+		w.alice.FailNext(1)
+		o := w.out("once more")
+		w.send(o)
+		if got := w.alice.Received(t.Context()); got.Text != "once more" || got.ID != o.MessageID || got.Retry == 0 {
+			t.Errorf("got %+v", got)
+		}
+		if got := w.bob.Received(t.Context()); got.Text != "once more" || got.Retry != 0 {
+			t.Errorf("got %+v", got)
+		}
+	})
+}
+
+// What an upload fails with is kept and shown: the token of the address is not.
+func TestUploadFails(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	if err := os.WriteFile(filepath.Join(w.dir, "a.txt"), []byte("hello"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	w.ch.current().SetMediaHTTPClient(&http.Client{Transport: rewrite{to: &url.URL{Scheme: "http", Host: "127.0.0.1:1"}, next: &http.Transport{}}})
+	err := w.ch.SendFile(t.Context(), w.out(""), w.dir, "a.txt")
+	if err == nil || strings.Contains(err.Error(), "auth=") || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Nobody who never wrote sees that an agent writes.
+func TestNeverColdTyping(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	w.ch.SetTyping(w.alice.JID().String(), true)
+	w.ch.SetTyping(w.group.JID.String(), true)
+	w.bob.SawTyping(t.Context())
+	w.ch.SetTyping(w.alice.JID().String(), false)
+	w.alice.SendText(w.phone, "hi")
+	w.bob.SendText(w.group, "hi")
+	w.message(0)
+	for _, s := range w.Stanzas("chatstate") {
+		if s.Node.Attrs["to"] != w.group.JID {
+			t.Errorf("got %v", s.Node)
+		}
+	}
 }

@@ -53,24 +53,32 @@ func (c *Channel) retype(chat string) {
 	}
 }
 
+// typed forgets a typist who has paused, unless he writes again.
+func (c *Channel) typed(chat string, t *typist) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if t.on {
+		return false
+	}
+	delete(c.typists, chat)
+	return true
+}
+
 // typing says it again and again, since phones forget it after half a minute,
 // and the server at each new connection.
 func (c *Channel) typing(ctx context.Context, to types.JID, chat string, t *typist) {
 	for {
 		c.mu.Lock()
 		on := t.on
-		if !on {
-			delete(c.typists, chat)
-		}
 		c.mu.Unlock()
 		state := types.ChatPresencePaused
 		if on {
 			state = types.ChatPresenceComposing
 		}
-		if online(c.State()) {
+		if online(c.State()) && !c.isCold(to) {
 			_ = c.current().SendChatPresence(ctx, to, state, types.ChatPresenceMediaText) // the next one may do
 		}
-		if !on {
+		if !on && c.typed(chat, t) {
 			return
 		}
 		select {

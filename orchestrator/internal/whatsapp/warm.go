@@ -93,7 +93,17 @@ func (c *Channel) readHistory(e *events.HistorySync) {
 	c.wrote(people...)
 }
 
-// coolDown forgets all, with the account.
+// belongTo forgets who wrote to another account than the one that is linked now.
+// Who wrote to this one may be answered, also when it is linked again.
+func (c *Channel) belongTo(ctx context.Context, account string) {
+	var before string
+	if err := c.kept(ctx, keptAccount, &before); err == nil && before == account {
+		return
+	}
+	c.coolDown(ctx)
+	c.keep(ctx, keptAccount, account)
+}
+
 func (c *Channel) coolDown(ctx context.Context) {
 	c.warm.mu.Lock()
 	defer c.warm.mu.Unlock()

@@ -30,6 +30,7 @@ import (
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/whatsapp/waid"
+	"berth/orchestrator/internal/whatsapp/wamsg"
 	"berth/orchestrator/internal/whatsapp/wastate"
 )
 
@@ -58,11 +59,15 @@ type Options struct {
 	// Quiet stores like Receive what is to wake nobody: reactions, changes of the
 	// group, deletions, and what came too late. Nil: Receive.
 	Quiet func(context.Context, berth.Message) error
+	// Strangers says that Receive gets what people write in chats of their own that are
+	// not registered, too: texts alone.
+	Strangers bool
 	// Group returns the group of a registered chat. It must not block.
 	Group func(chatJID string) (berth.Group, bool)
 	// GroupDir returns the folder of a chat's group, in which media are kept under
 	// media/. Nil: media are not downloaded.
 	GroupDir func(chatJID string) (dir string, ok bool)
+	UID, GID int // to whom root gives the media, so that agents can move them
 	// Answered returns the message that a text answers, if the answer is to quote
 	// it. Nil: nothing is quoted.
 	Answered func(context.Context, berth.Outgoing) (berth.Message, bool)
@@ -108,6 +113,7 @@ type Channel struct {
 	typingEvery time.Duration
 	sendTimeout time.Duration
 	retryFirst  time.Duration
+	groupsPause time.Duration
 	refresh     bool
 	took        func(time.Duration) // told how long each event was handled; nil: nobody
 
@@ -116,12 +122,15 @@ type Channel struct {
 	mu       sync.Mutex
 	client   *whatsmeow.Client
 	named    bool // the client knows the account's name
+	early    bool // it told of its connection before it told that it is linked
 	refusals int  // in a row
 	backlog  *time.Timer
 	expires  map[string]time.Duration // timers of chats for disappearing messages
 	typists  map[string]*typist
-	polls    polls
-	outdated time.Time // when the version was refreshed last because it had to be
+	polls    recent[*wamsg.Question] // by chat and message id, as the others
+	media    recent[medium]
+	changes  recent[struct{}] // messages that were edited or deleted
+	outdated time.Time        // when the version was refreshed last because it had to be
 
 	groups groups
 	lines  lines
@@ -143,7 +152,7 @@ func New(ctx context.Context, o Options) (_ *Channel, err error) {
 	o.MaxMedia = cmp.Or(o.MaxMedia, 64<<20)
 	c := &Channel{
 		o: o, log: o.Log, kick: make(chan struct{}, 1), news: make(chan struct{}), expires: make(map[string]time.Duration), typists: make(map[string]*typist),
-		typingEvery: 10 * time.Second, sendTimeout: time.Minute, retryFirst: time.Second, refresh: o.Double == nil,
+		typingEvery: 10 * time.Second, sendTimeout: time.Minute, retryFirst: time.Second, groupsPause: time.Minute, refresh: o.Double == nil,
 	}
 	if !o.OwnNumber {
 		c.us = o.Name + ": "
@@ -191,6 +200,7 @@ func New(ctx context.Context, o Options) (_ *Channel, err error) {
 	c.linked.Store(device.ID != nil)
 	if device.ID != nil {
 		c.number.Store("+" + device.ID.User)
+		c.keep(ctx, keptAccount, device.ID.User)
 	}
 	c.named = device.PushName != ""
 	var seen time.Time
@@ -270,7 +280,11 @@ func (c *Channel) tell(event any) {
 	}
 	close(c.news)
 	c.news = make(chan struct{})
-	c.log.Info("WhatsApp is "+s.String(), zap.String("detail", s.Detail))
+	text := "WhatsApp is " + s.String()
+	if s.Detail != "" {
+		text += ": " + s.Detail
+	}
+	c.log.Info(text)
 	if c.o.StateChanged != nil {
 		c.o.StateChanged(s)
 	}
@@ -458,7 +472,7 @@ func (c *Channel) drop(old *whatsmeow.Client) {
 	c.mu.Lock()
 	if c.client == old {
 		c.client = c.newClient(c.container.NewDevice())
-		c.named = false
+		c.named, c.early = false, false
 		clear(c.expires)
 	}
 	c.mu.Unlock()
@@ -469,7 +483,6 @@ func (c *Channel) drop(old *whatsmeow.Client) {
 		old.Disconnect()
 		old.RemoveEventHandlers()
 		c.keep(ctx, keptGroups, groupList{})
-		c.coolDown(ctx)
 	})
 }
 

@@ -1,16 +1,19 @@
 package whatsapp
 
 import (
+	"fmt"
 	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"go.mau.fi/whatsmeow/store"
 	"go.mau.fi/whatsmeow/types"
+	"go.mau.fi/whatsmeow/types/events"
 
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/watest"
@@ -315,4 +318,74 @@ func TestWA01Version(t *testing.T) {
 	if got := store.GetWAVersion()[2]; got != builtIn[2]+2 {
 		t.Errorf("the last answer was forgotten: %d", got)
 	}
+}
+
+// A group in which something changes all the time does not make Berth ask all the
+// time.
+func TestManyGroupChanges(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	w.until("the names of the groups", func() bool { return len(w.chats) == 1 })
+	w.stop()
+	w.phone.Offline(t.Context())
+	w.open(func(c *Channel) { c.groupsPause = time.Hour })
+	w.phone.Online(t.Context())
+	w.state(wastate.Connected)
+	const changes = 30
+	for i := range changes {
+		w.group.Rename(w.alice, fmt.Sprint("Name ", i))
+		w.message(i)
+	}
+	w.alice.SendText(w.group, "behind")
+	w.message(changes)
+	w.phone.Drained(t.Context())
+	asked := 0
+	for _, s := range w.Stanzas("iq") {
+		if s.Node.Attrs["xmlns"] == "w:g2" && s.Node.Attrs["to"] == types.GroupServerJID {
+			asked++
+		}
+	}
+	// The names are known all the same.
+	w.Group(watest.LID, "Another", w.alice, w.phone)
+	w.until("the name of a new group", func() bool { return len(w.chats) == 1 && w.chats[0].Name == "Another" })
+	if asked > 3 { // at the start, when the first change came, and at the new connection
+		t.Errorf("asked %d times for %d changes", asked, changes)
+	}
+}
+
+// The client tells of the linking and of the connection that follows in any order.
+func TestConnectedBeforePairSuccess(t *testing.T) {
+	t.Parallel()
+	w := inside(t, watest.LID)
+	cli := w.ch.current()
+	w.ch.handle(cli, &events.QR{})
+	w.ch.linked.Store(false)
+	w.ch.handle(cli, &events.Connected{})
+	w.mu.Lock()
+	before := w.onlines
+	w.mu.Unlock()
+	w.ch.handle(cli, &events.PairSuccess{ID: w.phone.JID()})
+	w.state(wastate.Connected)
+	w.until("Online", func() bool { return w.onlines > before })
+}
+
+// People are kept by their hidden addresses and listed by their numbers.
+func TestAliases(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, mode types.AddressingMode) {
+		w := inside(t, mode)
+		w.alice.SendText(w.group, "hello")
+		m := w.message(0)
+		if got := w.ch.Aliases(m.Sender); !slices.Equal(got, []string{w.alice.JID().String()}) {
+			t.Errorf("%s is also %q", m.Sender, got)
+		}
+		if got := w.ch.Aliases(w.alice.JID().String()); !slices.Equal(got, []string{w.alice.LID().String()}) {
+			t.Errorf("%s is also %q", w.alice.JID(), got)
+		}
+		for _, nobody := range []string{"", "operator", "999@lid"} {
+			if got := w.ch.Aliases(nobody); len(got) > 0 {
+				t.Errorf("%q is also %q", nobody, got)
+			}
+		}
+	})
 }

@@ -72,6 +72,7 @@ type world struct {
 	backlogs  []bool
 	histories int          // that the channel has read
 	longest   atomic.Int64 // that the handler was in an event
+	slow      atomic.Int64 // events that it was in for longer than 50 ms
 	chats     []berth.Chat
 	answered  func(berth.Outgoing) (berth.Message, bool)
 }
@@ -145,7 +146,13 @@ func (w *world) open(set ...func(*Channel)) {
 		w.t.Fatal(err)
 	}
 	ch.retryFirst = time.Millisecond
-	ch.took = func(d time.Duration) { w.longest.Store(max(w.longest.Load(), int64(d))) }
+	ch.groupsPause = time.Millisecond
+	ch.took = func(d time.Duration) {
+		w.longest.Store(max(w.longest.Load(), int64(d)))
+		if d > 50*time.Millisecond {
+			w.slow.Add(1)
+		}
+	}
 	for _, f := range set {
 		f(ch)
 	}

@@ -309,6 +309,19 @@ func TestHostileSizes(t *testing.T) {
 	}
 }
 
+// A card of nothing but empty lines costs no more than any other.
+func TestHostileCard(t *testing.T) {
+	card := strings.Repeat("TEL:;\n", 1<<20/6)
+	allocs := testing.AllocsPerRun(1, func() { describeCard("", card) })
+	const most = 10_000
+	if allocs > most {
+		t.Errorf("%.0f allocations", allocs)
+	}
+	if got, want := describeCard("", strings.Repeat("NOTE:;\n", 10_000)+"TEL:+1\n"), "“”, +1"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 func TestWA19SenderName(t *testing.T) {
 	p := waid.NewPerson(types.NewJID("100000000000002", types.HiddenUserServer), types.NewJID("5551234", types.DefaultUserServer))
 	for chosen, want := range map[string]string{

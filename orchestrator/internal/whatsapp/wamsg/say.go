@@ -285,13 +285,19 @@ func (c *Content) cards(contacts []*waE2E.ContactMessage) {
 	}
 }
 
+var cardProperties = []string{"FN", "ORG", "TEL", "EMAIL", "URL", "ADR", "BDAY"}
+
+var unescapeCard = strings.NewReplacer(`\n`, " ", `\,`, ",", `\;`, ";", ";", " ")
+
 // describeCard returns name, company, numbers and addresses of a vCard. It may be
 // any size: pictures are in it.
 func describeCard(name, card string) string {
 	const (
 		maxCard   = 1 << 20 // bytes that are looked at
 		maxFields = 8
+		maxTries  = 100 // that are read to find these: they may be empty
 	)
+	tries := 0
 	var fields []string
 	full := ""
 	for line := range strings.Lines(card[:min(len(card), maxCard)]) {
@@ -303,14 +309,20 @@ func describeCard(name, card string) string {
 		if _, after, grouped := strings.Cut(property, "."); grouped {
 			property = after
 		}
-		value = oneLine(strings.NewReplacer(`\n`, " ", `\,`, ",", `\;`, ";", ";", " ").Replace(value[:min(len(value), 8*maxField)]), maxField)
+		property = strings.ToUpper(property)
+		if !slices.Contains(cardProperties, property) {
+			continue
+		}
+		if tries++; tries > maxTries {
+			break
+		}
+		value = oneLine(unescapeCard.Replace(value[:min(len(value), 8*maxField)]), maxField)
 		if value == "" {
 			continue
 		}
-		switch strings.ToUpper(property) {
-		case "FN":
+		if property == "FN" {
 			full = value
-		case "ORG", "TEL", "EMAIL", "URL", "ADR", "BDAY":
+		} else {
 			fields = append(fields, value)
 		}
 	}

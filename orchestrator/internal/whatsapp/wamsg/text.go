@@ -2,6 +2,7 @@ package wamsg
 
 import (
 	"strings"
+	"time"
 	"unicode"
 	"unicode/utf8"
 
@@ -87,15 +88,33 @@ func isHidden(r rune) bool {
 
 // cleanID returns a message's id, or "" for what cannot be one.
 func cleanID(id string) string {
-	if len(id) > maxID {
+	if !IsID(id) {
 		return ""
 	}
+	return id
+}
+
+// IsID reports whether id can be a message's: its sender chose it, and may choose
+// a megabyte of control characters.
+func IsID(id string) bool {
 	for _, c := range []byte(id) {
 		if c <= ' ' || c > '~' {
-			return ""
+			return false
 		}
 	}
-	return id
+	return id != "" && len(id) <= maxID
+}
+
+// Excerpt returns as much of a text as is shown where it is quoted.
+func Excerpt(text string) string { return firstRunes(text, maxQuote) }
+
+// Late says that a message came so late: "[came 2 hours late]".
+func Late(by time.Duration) string {
+	const exact = 3 * time.Hour // up to which minutes count
+	if by < exact {
+		return "[came " + duration(by.Round(time.Minute)) + " late]"
+	}
+	return "[came " + duration(by.Round(time.Hour)) + " late]"
 }
 
 // SenderName returns the name to show for somebody: the one that they chose, or

@@ -279,7 +279,7 @@ func (l *Link) lostLocked(now time.Time, why string) {
 	case l.linked:
 		l.setLocked(now, Offline, why)
 	case l.state.Name == Linking || l.state.Name == PasskeyNeeded:
-		l.setLocked(now, NotLinked, "the code was not used in time")
+		l.setLocked(now, NotLinked, "no code was used before the linking ended")
 	}
 }
 
