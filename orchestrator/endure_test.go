@@ -429,7 +429,7 @@ func TestEngineRestartsAroundLiveContainers(t *testing.T) {
 	h.ready()
 	first := map[string]web.Run{}
 	seqs := map[string]int64{}
-	for _, m := range [][2]string{{"long", "t-long\nsleep 5\necho"}, {"short", "t-short\nsleep 2\necho"}} {
+	for _, m := range [][2]string{{"long", "t-long\nsay begun\nsleep 5\necho"}, {"short", "t-short\nsay begun\nsleep 2\necho"}} {
 		seq, err := h.send(m[0], m[1])
 		if err != nil {
 			t.Fatal(err)
@@ -438,6 +438,11 @@ func TestEngineRestartsAroundLiveContainers(t *testing.T) {
 		if first[m[0]], err = h.run(m[0], "busy"); err != nil {
 			t.Fatal(err)
 		}
+		// The engine copies the prompt into the container after it took it.
+		waitFor(t, func() bool {
+			texts, err := h.said(m[0])
+			return err == nil && slices.Contains(texts, "begun")
+		})
 	}
 	engine.stop()
 	if err := h.until("without an engine", func(s web.Status) bool { return !s.Docker.Up }); err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -364,7 +365,7 @@ func TestClockIsSet(t *testing.T) {
 				return time.Now().Round(0).Add(set)
 			}
 			w.tasks.now = now
-			runs := 0
+			var runs atomic.Int64
 			w.schedule(nil)
 			w.runs = &ticker{worker: w.runs.(*worker), now: now, runs: &runs}
 			w.task("a", "t1", func(t *berth.Task) { t.Value = "600000" })
@@ -373,8 +374,8 @@ func TestClockIsSet(t *testing.T) {
 			set = c.by
 			mu.Unlock()
 			time.Sleep(time.Hour)
-			if runs != c.want {
-				t.Errorf("set by %v: %d runs, want %d", c.by, runs, c.want)
+			if got := runs.Load(); got != int64(c.want) {
+				t.Errorf("set by %v: %d runs, want %d", c.by, got, c.want)
 			}
 		})
 	}
@@ -384,17 +385,16 @@ func TestClockIsSet(t *testing.T) {
 type ticker struct {
 	*worker
 	now  func() time.Time
-	runs *int
+	runs *atomic.Int64
 }
 
 func (k *ticker) Run(ctx context.Context, s *queue.Slot, g berth.Group) queue.Result {
-	id := fmt.Sprint("run", *k.runs)
+	id := fmt.Sprint("run", k.runs.Add(1))
 	_, ok, err := k.db.BeginTask(ctx, berth.Run{ID: id, Folder: g.Folder, ChatJID: g.JID, Kind: berth.KindTask, Task: s.Task(), StartedAt: k.now()})
 	if err != nil || !ok {
 		k.t.Errorf("begin: %v %v", ok, err)
 		return queue.Result{RetryAt: time.Now().Add(time.Second)}
 	}
-	*k.runs++
 	_, err = k.db.FinishRun(ctx, berth.Ending{RunID: id, At: k.now()})
 	check(k.t, err)
 	return queue.Result{}
