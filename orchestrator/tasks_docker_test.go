@@ -33,7 +33,7 @@ func (h *host) completed(group, id string) []web.TaskRun {
 
 // soon is a single time a few seconds from now.
 func soon(in time.Duration) (time.Time, string) {
-	at := time.Now().Add(in).Truncate(time.Second).Add(time.Second)
+	at := time.Now().Add(in).Truncate(time.Second).Add(2 * time.Second) // the next one may be over when it is asked for
 	return at, at.UTC().Format(time.RFC3339)
 }
 
