@@ -77,7 +77,8 @@ type Config struct {
 	Image      func() (ref string, ready bool) // the default image
 	Runner     string                          // host path of agent-runner, for images without a runner
 	EngineName string
-	// Options returns what the engine of a group is told: its model, its times.
+	// Options returns what the engine of a group is told: its model, its times. It
+	// may be nil.
 	Options     func(berth.Group) map[string]string
 	Secrets     map[string]string // for images whose runner wants them on stdin; usually none
 	Location    *time.Location
@@ -420,7 +421,10 @@ func (c *carrier) input(ctx context.Context) (in protocol.Input, err error) {
 	in = protocol.Input{
 		GroupFolder: c.group.Folder, ChatJID: c.group.JID, IsMain: c.group.IsMain(), AssistantName: c.Assistant,
 		Protocol: protocol.Version, RunID: c.run.ID, Nonce: c.run.Nonce,
-		Engine: c.run.Engine, EngineOptions: c.Options(c.group), Secrets: c.Secrets, Timezone: c.Location.String(), Gateway: c.door.Socket(),
+		Engine: c.run.Engine, Secrets: c.Secrets, Timezone: c.Location.String(), Gateway: c.door.Socket(),
+	}
+	if c.Options != nil {
+		in.EngineOptions = c.Options(c.group)
 	}
 	if c.memory, err = c.Store.MemoryPrompt(ctx, c.group.Folder); err != nil {
 		return in, err
