@@ -13,6 +13,7 @@ import (
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/dispatch"
 	"berth/orchestrator/internal/docker"
+	"berth/orchestrator/internal/gateway"
 	"berth/orchestrator/internal/ipc"
 	"berth/orchestrator/internal/mount"
 	"berth/orchestrator/internal/outbox"
@@ -65,12 +66,17 @@ func (b *bench) newHost(ctx context.Context, root string) (_ *host, err error) {
 	h.sender = outbox.New(h.db, nowhere{}, b.log)
 	h.stamps = &stamps{DB: h.db}
 	groups := &registry{}
+	way, err := gateway.New(gateway.Config{Dir: tree.GatewayDir(), UID: uid, GID: gid}, h.db, b.log)
+	if err != nil {
+		return nil, err
+	}
 	h.runner = turn.New(turn.Config{
 		Assistant: "Andy", Image: func() (string, bool) { return b.image, true }, EngineName: "probe", Location: time.UTC,
 		MaxOutput: 10 << 20, Timeout: 30 * time.Minute, IdleTimeout: 30 * time.Minute,
 		Memory: 1 << 30, CPUs: 1, Pids: 256, Network: "none",
 	}, turn.Deps{
-		Store: h.db, Engine: h.eyes, Tree: tree, Mounts: mount.New(filepath.Join(root, "no-allowlist.json"), root, ""),
+		Gateway: doors{way},
+		Store:   h.db, Engine: h.eyes, Tree: tree, Mounts: mount.New(filepath.Join(root, "no-allowlist.json"), root, ""),
 		Requests: ipc.New(ipc.Options{Store: h.db, Groups: groups, Zone: time.UTC, ErrorDir: tree.ErrorDir(), Log: b.log}),
 		Typing:   func(string, bool) {}, Rebuild: func(context.Context) error { return errors.New("the image is gone") }, Log: b.log,
 	})
@@ -249,3 +255,19 @@ func (f fleet) Fleet(ctx context.Context) ([]dispatch.Container, error) {
 type nowhere struct{}
 
 func (nowhere) Send(context.Context, berth.Outgoing) error { return nil }
+
+// doors puts the gateway into turn's words, as the daemon does.
+type doors struct{ *gateway.Gateway }
+
+func (d doors) Open(run berth.Run, g berth.Group) (turn.Door, error) {
+	opened, err := d.Gateway.Open(gateway.Run{ID: run.ID, Folder: g.Folder})
+	return door{opened}, err
+}
+
+// door leaves its folder: the floor mounts it again.
+type door struct{ *gateway.Door }
+
+func (d door) Remove() error {
+	d.Close()
+	return nil
+}
