@@ -20,7 +20,7 @@ func packages(t *testing.T, path ...string) string {
 	t.Helper()
 	dir := os.Getenv("BERTH_ENGINES")
 	if dir == "" {
-		t.Skip("BERTH_ENGINES names no folder with engines: see fetch.sh")
+		t.Fatal("BERTH_ENGINES names no folder with engines: see fetch.sh")
 	}
 	file := filepath.Join(append([]string{dir, "node_modules"}, path...)...)
 	if _, err := os.Stat(file); err != nil {
