@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.SetOutput(stderr)
 	program := flags.String("berth", "bin/berth", "the program to attack, with agent-runner beside it")
 	seconds := flags.Int("seconds", 40, "how long the storm of attacks lasts, at least 20")
-	only := flags.String("only", "", "for the storm, start only these of the attacker's programs, such as \"flood besiege\", to see what costs what")
+	only := flags.String("only", "", "for the storm, start only these of the attacker's programs, such as \"files besiege\", to see what costs what")
 	keep := flags.Bool("keep", false, "leave the folder with store and logs")
 	if err := flags.Parse(args); err != nil {
 		return err

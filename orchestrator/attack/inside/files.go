@@ -17,11 +17,17 @@ import (
 
 const ipc = "/workspace/ipc/"
 
-// requests does what the host says something about.
-func requests() {
+// files does what the host says something about, and then keeps it busy. It is one
+// process: a bomb that goes off in between leaves no room for another.
+func files(length time.Duration, until time.Time) {
 	ask()
 	odd()
 	replace()
+	time.Sleep(length / 10) // what comes after the flood waits for its turn with it
+	if least := time.Now().Add(length / 10); until.Before(least) {
+		until = least
+	}
+	flood(until)
 }
 
 type object map[string]any

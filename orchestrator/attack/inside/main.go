@@ -32,17 +32,16 @@ func main() {
 		section string
 		do      func()
 	}{
-		"all":      {"", func() { all(length) }},
-		"forge":    {"", forge},
-		"end":      {"", end},
-		"compute":  {"", func() { compute(until) }},
-		"requests": {"files", requests},
-		"flood":    {"files", func() { flood(until) }},
-		"swap":     {"mounts", swap},
-		"fill":     {"process", fill},
-		"gate":     {"network", gate},
-		"besiege":  {"network", func() { besiege(until) }},
-		"hunt":     {"keys", hunt},
+		"all":     {"", func() { all(length) }},
+		"forge":   {"", forge},
+		"end":     {"", end},
+		"compute": {"", func() { compute(until) }},
+		"files":   {"files", func() { files(length, until) }},
+		"swap":    {"mounts", swap},
+		"fill":    {"process", fill},
+		"gate":    {"network", gate},
+		"besiege": {"network", func() { besiege(until) }},
+		"hunt":    {"keys", hunt},
 	}
 	section = words[word].section
 	keepThreads(24)
@@ -97,15 +96,9 @@ func all(length time.Duration) {
 		start(&first, os.Args[0], word)
 	}
 	start(&first, "./hardening", "all")
-	start(&rest, os.Args[0], "besiege", seconds(length))
-	first.Go(func() {
-		// What comes after the flood waits for its turn with it.
-		var asked sync.WaitGroup
-		start(&asked, os.Args[0], "requests")
-		asked.Wait()
-		time.Sleep(length / 10)
-		start(&rest, os.Args[0], "flood", seconds(length-time.Since(begun)))
-	})
+	for _, word := range []string{"besiege", "files"} {
+		start(&rest, os.Args[0], word, seconds(length))
+	}
 	within(&first, length*2/3)
 	start(&rest, "./hardening", "signals")
 	for _, bomb := range []string{"inotify", "output", "memory", "fork"} {
