@@ -81,8 +81,6 @@ fuzz: ## fuzz everything that strangers write, SECONDS=60 each
 .PHONY: bench
 bench: engine build ## measure Berth beside the bare floor and write docs/benchmarks.md
 	$(GO) run ./orchestrator/bench -berth $(BIN)/berth -out docs/benchmarks.md -rootfs "$(wildcard $(ENGINES)/rootfs)"
-	$(GO) test -run xxx -bench 'FirstToken|Memory' -benchtime 200x ./agent-runner/internal/engine/model
-	$(GO) test -run xxx -bench DueToDispatched -benchtime 1x ./orchestrator/internal/dispatch
 
 .PHONY: build
 build: ## build bin/berth and bin/agent-runner

@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	bound        = 6 * time.Minute // of everything
+	bound        = 9 * time.Minute // of everything
 	cleanupBound = 30 * time.Second
 	stepBound    = 30 * time.Second // of a single thing that is waited for
 )
@@ -60,7 +60,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	flags.SetOutput(stderr)
 	program := flags.String("berth", "bin/berth", "the program to measure, with agent-runner beside it")
 	out := flags.String("out", "", "file to write the table to, besides stdout")
-	only := flags.String("only", "", "measure only the rows of these groups, separated by commas: cold, warm, store, memory, ready, engines")
+	only := flags.String("only", "", "measure only the rows of these groups, separated by commas: cold, warm, store, memory, ready, engines, parts")
 	rootfs := flags.String("rootfs", "", "a root file system with the programs claude and opencode, to measure them too")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -99,7 +99,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	for _, group := range []struct {
 		name    string
 		measure func(context.Context, *report) error
-	}{{"cold", b.cold}, {"warm", b.warm}, {"store", b.store}, {"memory", b.memory}, {"ready", b.ready}, {"engines", b.engines}} {
+	}{{"cold", b.cold}, {"warm", b.warm}, {"store", b.store}, {"memory", b.memory}, {"ready", b.ready}, {"engines", b.engines}, {"parts", b.parts}} {
 		if *only != "" && !strings.Contains(","+*only+",", ","+group.name+",") {
 			continue
 		}

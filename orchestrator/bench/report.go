@@ -103,6 +103,7 @@ type report struct {
 	engine string
 	stderr io.Writer
 	rows   []row
+	parts  []part
 }
 
 // add adds a row and says so.
@@ -136,6 +137,12 @@ samples, the ratio is Berth's median by the floor's, and the mark judges Berth a
 	out.WriteString("\nWhat was measured, and what the floor is:\n\n")
 	for i, w := range r.rows {
 		fmt.Fprintf(&out, "%d. %s\n", i+1, w.note)
+	}
+	if len(r.parts) > 0 {
+		out.WriteString("\nBy the packages' own benchmarks, in the same run:\n\n| | | target | | |\n|---|--:|---|---|---|\n")
+	}
+	for _, p := range r.parts {
+		fmt.Fprintf(&out, "| %s | %s | %s | %s | %s |\n", p.what, p.write(), p.target(), p.mark(), p.detail)
 	}
 	return out.String()
 }

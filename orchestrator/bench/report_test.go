@@ -38,3 +38,22 @@ func TestQuantile(t *testing.T) {
 		}
 	}
 }
+
+func TestMetrics(t *testing.T) {
+	out := "goos: linux\nBenchmarkFirstToken/openai-2 \t 200\t 5 ns/op\t 0.61 bare-p50-ms\t 1.27 overhead-ms\nPASS\n"
+	got, err := metrics(out, "BenchmarkFirstToken/openai")
+	if err != nil || got["overhead-ms"] != 1.27 || got["bare-p50-ms"] != 0.61 {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := metrics(out, "BenchmarkFirstToken/open"); err == nil {
+		t.Errorf("of another benchmark: got %v", got)
+	}
+	r := report{stderr: new(strings.Builder)}
+	r.part(part{"fast", 1.5, "ms", 5, "D"})
+	r.part(part{"much", 50, "MB", 30, "E"})
+	for _, want := range []string{"| fast | 1.50 ms | ≤ 5 ms | ok | D |", "| much | 50.00 MB | ≤ 30 MB | over | E |"} {
+		if got := r.markdown(); !strings.Contains(got, want) {
+			t.Errorf("got %s\nwant %q in it", got, want)
+		}
+	}
+}
