@@ -106,13 +106,14 @@ func (anthropic) blocks(out output) []block {
 		all = append(all, b)
 	}
 	for i, c := range out.calls {
-		id, args := fmt.Sprintf("toolu_%d_%d", out.id, i), string(c.args)
+		id := fmt.Sprintf("toolu_%d_%d", out.id, i)
+		head, tail := halves(string(c.args))
 		all = append(all, block{
 			start: map[string]any{"type": "tool_use", "id": id, "name": c.name, "input": map[string]any{}},
 			whole: map[string]any{"type": "tool_use", "id": id, "name": c.name, "input": c.args},
 			deltas: []map[string]any{
-				{"type": "input_json_delta", "partial_json": args[:len(args)/2]},
-				{"type": "input_json_delta", "partial_json": args[len(args)/2:]},
+				{"type": "input_json_delta", "partial_json": head},
+				{"type": "input_json_delta", "partial_json": tail},
 			},
 		})
 	}

@@ -235,6 +235,8 @@ func TestScripts(t *testing.T) {
 		{`tool send_message {"text":"hi"}` + "\nsay not yet", said{Calls: []string{`mcp__nano__send_message {"text":"hi"}`}, Finish: "tools", In: 100}},
 		{"say first\ntool bash", said{Text: "first", Calls: []string{"Bash {}"}, Finish: "tools", In: 100, Out: 1}},
 		{`tools bash {"n":1} | bash {"n":2}`, said{Calls: []string{`Bash {"n":1}`, `Bash {"n":2}`}, Finish: "tools", In: 100}},
+		{`tool bash {"to":"ääää"}`, said{Calls: []string{`Bash {"to":"ääää"}`}, Finish: "tools", In: 100}},
+		{"say x" + strings.Repeat("ä", 3000), said{Text: "x" + strings.Repeat("ä", 3000), Finish: "end", In: 100, Out: 1}},
 		{"tool none", said{Text: "no tool none among mcp__nano__send_message, Bash", Finish: "end", In: 100, Out: 6}},
 		{"<context chat=\"c\"/>\n<messages>\n<message sender=\"A\" time=\"t\">say no</message>\n<message sender=\"A\" time=\"t\">@Andy say a &lt; b</message>\n</messages>", said{Text: "a < b", Finish: "end", In: 100, Out: 3}},
 		{"say a<system-reminder>\nsay b\n</system-reminder>", said{Text: "a", Finish: "end", In: 100, Out: 1}},

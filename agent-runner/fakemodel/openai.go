@@ -153,15 +153,14 @@ func (d openAI) stream(a ask, out output) (before, middle, after []event) {
 		middle = append(middle, delta(map[string]any{"content": p}, nil))
 	}
 	for i, c := range out.calls {
-		args := string(c.args)
-		half := len(args) / 2
+		head, tail := halves(string(c.args))
 		middle = append(middle,
 			delta(map[string]any{"tool_calls": []any{map[string]any{
 				"index": i, "id": fmt.Sprintf("call_%d_%d", out.id, i), "type": "function",
-				"function": map[string]any{"name": c.name, "arguments": args[:half]},
+				"function": map[string]any{"name": c.name, "arguments": head},
 			}}}, nil),
 			delta(map[string]any{"tool_calls": []any{map[string]any{
-				"index": i, "function": map[string]any{"arguments": args[half:]},
+				"index": i, "function": map[string]any{"arguments": tail},
 			}}}, nil))
 	}
 	after = []event{delta(map[string]any{}, d.finish(out))}

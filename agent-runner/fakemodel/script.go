@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"berth/agent-runner/internal/prompt"
 )
@@ -294,20 +295,35 @@ func refusalOf(reason string) *failure {
 	return &f
 }
 
-// pieces cuts a text as a model would: at words, and long ones anywhere.
+// pieces cuts a text as a model would: at words, and long ones between two runes.
 func pieces(text string) []string {
 	const longest = 4 << 10
 	var all []string
 	for _, word := range strings.SplitAfter(text, " ") {
 		for len(word) > longest {
-			all = append(all, word[:longest])
-			word = word[longest:]
+			at := border(word, longest)
+			all = append(all, word[:at])
+			word = word[at:]
 		}
 		if word != "" {
 			all = append(all, word)
 		}
 	}
 	return all
+}
+
+func halves(text string) (head, tail string) {
+	at := border(text, len(text)/2)
+	return text[:at], text[at:]
+}
+
+// border returns the place of at, or the nearest before it, that no rune of text
+// goes over.
+func border(text string, at int) int {
+	for at > 0 && at < len(text) && !utf8.RuneStart(text[at]) {
+		at--
+	}
+	return at
 }
 
 func words(text string) int { return len(strings.Fields(text)) }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"log"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -46,7 +47,8 @@ func New(w io.Writer, dir, runID, nonce string, log *log.Logger) *Emitter {
 }
 
 // Emit adds the number, the run and the nonce to f and writes it. Texts are made
-// valid UTF-8 without control characters, so that they fit the caps.
+// valid UTF-8 without control characters, so that they fit the caps. A usage that is
+// no number, or none that anything can cost, is left out.
 func (e *Emitter) Emit(f protocol.Frame) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -58,6 +60,9 @@ func (e *Emitter) Emit(f protocol.Frame) {
 		f.Result = new(protocol.Text(clean(string(*f.Result))))
 	}
 	f.Error = clip(clean(f.Error), maxError)
+	if u := f.Usage; u != nil && (u.InputTokens < 0 || u.OutputTokens < 0 || !(u.CostUSD >= 0) || math.IsInf(u.CostUSD, 0)) {
+		f.Usage = nil // JSON has no word for some of it, and the answer is worth more
+	}
 	printed, err := protocol.Encode(f)
 	if err != nil {
 		e.log.Printf("drop a %s frame: %v", f.Type, err)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"log"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,6 +70,19 @@ func TestEmit(t *testing.T) {
 	}
 	if bytes.Contains(data, []byte(`"n"`)) {
 		t.Errorf("the file holds the nonce: %s", data)
+	}
+}
+
+// What an agent says that its answer cost never costs the answer.
+func TestUsageThatIsNone(t *testing.T) {
+	for _, u := range []protocol.Usage{{CostUSD: math.Inf(1)}, {CostUSD: math.NaN()}, {CostUSD: -1}, {InputTokens: -1}, {OutputTokens: math.MinInt64}} {
+		w := new(writes)
+		f := output("hi")
+		f.Usage = &u
+		New(w, t.TempDir(), "run", "n", log.New(t.Output(), "", 0)).Emit(f)
+		if got := w.frames(t); len(got) != 1 || *got[0].Result != "hi" || got[0].Usage != nil {
+			t.Errorf("%+v: frames %+v", u, got)
+		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"log"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,7 +20,8 @@ import (
 //
 // Calls of Prompt and Close come one after the other and never overlap, with one
 // exception: a Prompt that did not return within a moment after its ctx ended is
-// left behind, the program ends, and Close is not called.
+// left behind, the program ends, and Close is not called. The same goes for the
+// Compact of a Compactor.
 type Engine interface {
 	// Prompt runs one turn and returns when it is over: nothing of to is
 	// called after that. The first Prompt of a run with a Config.SessionID
@@ -28,7 +30,9 @@ type Engine interface {
 	//
 	// An error ends the run. An *Error carries a class for the host; a
 	// session that is gone has protocol.ClassStaleSession. When ctx ends,
-	// Prompt stops its work, tools included, and returns soon.
+	// Prompt stops its work, tools included, and returns soon: with the cause
+	// of ctx's end if the engine can take another Prompt, else with another
+	// error.
 	Prompt(ctx context.Context, text string, to Turn) error
 
 	// Close ends the agent program. It is called once.
@@ -46,6 +50,27 @@ type Steerer interface {
 	Steer(text string) bool
 }
 
+// Compactor is an Engine whose conversation can be made shorter.
+type Compactor interface {
+	Engine
+
+	// Compact makes the conversation shorter now, and returns when that is over.
+	// It is called as Prompt is, with the same meaning of the session, of ctx and of
+	// an error; of to it calls Accept and Session only. Whatever else is in the way
+	// of it, the conversation is as it was and goes on.
+	Compact(ctx context.Context, to Turn) (Compaction, error)
+
+	// Compacted reports whether the conversation was made shorter since the last
+	// call, also by the engine itself. It is called between turns.
+	Compacted() bool
+}
+
+// Compaction is what came of a Compact.
+type Compaction struct {
+	Outcome string // one of the protocol's
+	Reason  string // of protocol.CompactionFailed, for people
+}
+
 // Turn takes what happens in a turn. Its methods may be called from many
 // goroutines while Prompt runs. They return when the host can see the effect,
 // which is then in the order of the calls.
@@ -61,6 +86,12 @@ type Turn interface {
 	// Answer sends one answer to the chat. A turn may have any number.
 	Answer(Answer)
 }
+
+// Aside is a Turn whose answers are not for the chat.
+type Aside struct{ Turn }
+
+// Answer implements Turn.
+func (Aside) Answer(Answer) {}
 
 // Answer is one answer of a turn.
 type Answer struct {
@@ -96,7 +127,27 @@ const (
 	OptionFirst    = "firstTimeout"   // until the first sign of life in a turn,
 	OptionSilence  = "silenceTimeout" // between two signs of life
 	OptionSettle   = "settleTimeout"  // until the answer's final form is there after the turn's end
+	OptionContext  = "contextTokens"  // how many tokens the model takes at most: 4000 or more
 )
+
+// ContextTokens returns how many tokens the model takes at most: what OptionContext
+// says, else what is usual where provider's protocol is spoken. Errors are of
+// protocol.ClassInput.
+func ContextTokens(options map[string]string, provider string) (int, error) {
+	const least, usual, anthropic = 4_000, 128_000, 200_000
+	text := options[OptionContext]
+	if text == "" {
+		if provider == "anthropic" {
+			return anthropic, nil
+		}
+		return usual, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least {
+		return 0, &Error{Class: protocol.ClassInput, Text: fmt.Sprintf("%s is %q: it must be a number of at least %d", OptionContext, text, least)}
+	}
+	return n, nil
+}
 
 // Error is a failure of the agent program that the host can act on.
 type Error struct {

@@ -15,6 +15,8 @@ func Environ(address string) []string {
 		"ANTHROPIC_API_KEY=" + Placeholder,
 		"OPENAI_BASE_URL=" + gateway + "/openai/v1",
 		"OPENAI_API_KEY=" + Placeholder,
+		"GOOGLE_GEMINI_BASE_URL=" + gateway + "/gemini",
+		"GEMINI_API_KEY=" + Placeholder,
 		// Programs disagree on the case.
 		"HTTP_PROXY=" + gateway, "http_proxy=" + gateway,
 		"HTTPS_PROXY=" + gateway, "https_proxy=" + gateway,

@@ -231,6 +231,7 @@ func TestEnviron(t *testing.T) {
 	for _, want := range []string{
 		"ANTHROPIC_BASE_URL=http://127.0.0.1:8787/anthropic", "ANTHROPIC_API_KEY=placeholder",
 		"OPENAI_BASE_URL=http://127.0.0.1:8787/openai/v1", "OPENAI_API_KEY=placeholder",
+		"GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8787/gemini", "GEMINI_API_KEY=placeholder",
 		"HTTP_PROXY=http://127.0.0.1:8787", "https_proxy=http://127.0.0.1:8787",
 		"NO_PROXY=127.0.0.1,localhost", "no_proxy=127.0.0.1,localhost",
 	} {

@@ -36,9 +36,15 @@ func NewFolder(dir string, log *log.Logger) *Folder {
 	return &Folder{dir: dir, log: log, stuck: make(map[string]bool)}
 }
 
+// maxHeld is how many bytes of messages one look returns, one message at least: tools
+// can write here too.
+const maxHeld = 16 << 20
+
 // Look returns the files that wait, in the order of their names, and whether
-// the host asks the run to close. It removes files that nobody can read.
+// the host asks the run to close. It removes files that nobody can read. What is too
+// much for one look stays for another one.
 func (f *Folder) Look() (files []File, closing bool) {
+	held := 0
 	entries, err := os.ReadDir(f.dir) // sorted by name
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		f.log.Printf("look for input: %v", err)
@@ -56,7 +62,10 @@ func (f *Folder) Look() (files []File, closing bool) {
 			case err != nil:
 				f.log.Printf("remove unreadable input %s: %v", name, err)
 				f.Remove(name)
+			case m.Type == protocol.TypeMessage && held > 0 && held+len(m.Text)+len(m.ID) > maxHeld:
+				held = maxHeld // the order stays: what follows waits too
 			default:
+				held += len(m.Text) + len(m.ID)
 				files = append(files, File{Name: name, Message: m})
 			}
 		}

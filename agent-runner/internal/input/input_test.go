@@ -8,6 +8,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -58,6 +59,40 @@ func TestLook(t *testing.T) {
 	folder.RemoveClose()
 	if _, closing = folder.Look(); closing {
 		t.Error("close seen after it was removed")
+	}
+}
+
+// However much tools put into the folder, little is held at once, in order, and a
+// request to stop is seen behind it.
+func TestLooksAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	text := strings.Repeat("x", maxHeld/3)
+	for i := range 4 {
+		drop(t, dir, protocol.InputName(int64(i+1)), `{"type":"message","text":"`+text+`"}`)
+	}
+	drop(t, dir, protocol.InputName(5), `{"type":"message","text":"small"}`)
+	drop(t, dir, protocol.InputName(6), `{"type":"stop"}`)
+	f := NewFolder(dir, log.New(t.Output(), "", 0))
+	var seen []string
+	for looks := range 2 {
+		files, _ := f.Look()
+		if last := files[len(files)-1]; last.Type != protocol.TypeStop {
+			t.Errorf("look %d: the last file is %s", looks, last.Name)
+		}
+		held := 0
+		for _, file := range files {
+			held += len(file.Text)
+			if file.Type == protocol.TypeMessage {
+				seen = append(seen, file.Name)
+				f.Remove(file.Name)
+			}
+		}
+		if held > maxHeld {
+			t.Errorf("look %d: %d bytes", looks, held)
+		}
+	}
+	if !slices.IsSorted(seen) || len(seen) != 5 {
+		t.Errorf("seen %q", seen)
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 // goroutines.
 type Children struct {
 	mu   sync.Mutex
-	pids map[int]bool
+	pids map[int]int // how many; two, while a number is given to a new process and the old one is not forgotten yet
 }
 
 // Start is cmd.Start, and makes the child the first to go when memory is short.
@@ -32,9 +32,9 @@ func (c *Children) Start(cmd *exec.Cmd) error {
 		return err
 	}
 	if c.pids == nil {
-		c.pids = make(map[int]bool)
+		c.pids = make(map[int]int)
 	}
-	c.pids[cmd.Process.Pid] = true
+	c.pids[cmd.Process.Pid]++
 	// When the container runs out of memory, a tool goes and not this process,
 	// which speaks for the run: even when the largest tool was killed just now and
 	// its memory is not free yet. A kernel that does not take it is no reason not to
@@ -48,7 +48,9 @@ func (c *Children) Start(cmd *exec.Cmd) error {
 func (c *Children) Wait(cmd *exec.Cmd) error {
 	err := cmd.Wait()
 	c.mu.Lock()
-	delete(c.pids, cmd.Process.Pid)
+	if c.pids[cmd.Process.Pid]--; c.pids[cmd.Process.Pid] == 0 {
+		delete(c.pids, cmd.Process.Pid)
+	}
 	c.mu.Unlock()
 	c.Sweep()
 	return err
@@ -76,7 +78,7 @@ func (c *Children) Sweep() {
 	for {
 		pid, err := ended(unix.P_ALL, 0, unix.WNOHANG)
 		// An own child in front hides the others until its Wait sweeps again.
-		if err != nil || pid == 0 || c.pids[pid] {
+		if err != nil || pid == 0 || c.pids[pid] > 0 {
 			return
 		}
 		if _, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); err != nil {

@@ -28,8 +28,10 @@ const (
 	protocolVersion = 1
 	// cancelGrace is how long a cancelled turn may take to end; the loop waits two
 	// seconds in all.
-	cancelGrace = 800 * time.Millisecond
+	cancelGrace = time.Second
 	closeGrace  = 3 * time.Second
+	// maxQuestions is how many questions in a row count as signs of life.
+	maxQuestions = 100
 	// maxText bounds an answer, in bytes; what is longer is cut there anyway.
 	maxText = protocol.MaxResult + 1
 )
@@ -44,13 +46,14 @@ type Engine struct {
 
 	// What follows is there after the first Prompt began.
 
-	dir     string // of the run, removed at the end
-	tap     *program.Tap
-	program *program.Program
-	conn    *conn
-	session string
-	named   bool // the host may know the session: the agent can continue it
-	preface bool // the system prompt has yet to be said
+	dir      string // of the run, removed at the end
+	tap      *program.Tap
+	program  *program.Program
+	conn     *conn
+	session  string
+	named    bool // the host may know the session: the agent can continue it
+	preface  bool // the system prompt has yet to be said
+	commands      // that the agent has announced
 
 	mu   sync.Mutex
 	turn *turn   // nil between turns
@@ -62,6 +65,7 @@ type turn struct {
 	text      strings.Builder
 	message   string // the last one's id
 	gap       bool   // something else came after the last text
+	questions int    // since the last other sign of life
 	signs     chan struct{}
 	cancelled bool
 	began     float64 // cost before it
@@ -97,10 +101,15 @@ func (e *Engine) spec() program.Spec {
 
 // Prompt implements engine.Engine.
 func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if e.program == nil {
 		if err := e.start(); err != nil {
 			return err
 		}
+	} else if e.gone() {
+		return e.program.Fault() // before the prompt is accepted: it is left to the next run
 	}
 	e.tap.Forget()
 	if e.session == "" {
@@ -115,6 +124,15 @@ func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error 
 		to.Session(e.session)
 	}
 	return program.Settle(e.prompt(ctx, text, to), to)
+}
+
+func (e *Engine) gone() bool {
+	select {
+	case <-e.program.Gone():
+		return true
+	default:
+		return false
+	}
 }
 
 // start starts the agent.
@@ -340,7 +358,10 @@ func (e *Engine) prompt(ctx context.Context, text string, to engine.Turn) error 
 	to.Accept()
 	err = e.program.Await(ctx, call.done, program.Watch{Signs: t.signs, First: e.times.First, Silence: e.times.Silence, Tap: e.tap})
 	if err != nil {
-		e.cancel(t, call)
+		if !e.cancel(t, call) && ctx.Err() != nil {
+			// Not the cause: with that the run would go on, and nobody would be there.
+			return &engine.Error{Text: e.preset.name + " did not stop and was killed."}
+		}
 		return e.program.Failed(err, e.tap)
 	}
 	if call.err != nil {
@@ -352,8 +373,9 @@ func (e *Engine) prompt(ctx context.Context, text string, to engine.Turn) error 
 	return e.finish(t, call.result, to)
 }
 
-// cancel ends the turn, and the agent if it does not take that.
-func (e *Engine) cancel(t *turn, call *call) {
+// cancel ends the turn, and the agent if it does not take that: then it reports
+// false.
+func (e *Engine) cancel(t *turn, call *call) (lives bool) {
 	e.mu.Lock()
 	t.cancelled = true
 	e.mu.Unlock()
@@ -362,11 +384,13 @@ func (e *Engine) cancel(t *turn, call *call) {
 	defer timer.Stop()
 	select {
 	case <-call.done:
+		return true
 	case <-e.program.Gone():
 	case <-timer.C:
 		e.config.Log.Printf("%s did not stop its turn: it is killed", e.preset.name)
 		e.program.Kill()
 	}
+	return false
 }
 
 // finish sends the turn's answer.
@@ -386,7 +410,7 @@ func (e *Engine) finish(t *turn, result json.RawMessage, to engine.Turn) error {
 	e.mu.Lock()
 	text, cost := strings.TrimSpace(t.text.String()), e.cost-t.began
 	e.mu.Unlock()
-	if _, refused := e.tap.Last(); refused && e.preset.prose {
+	if _, refused := e.tap.Last(); refused && (e.preset.prose || text == "") {
 		return e.program.Explain(text, e.tap)
 	}
 	switch end.StopReason {
@@ -429,6 +453,7 @@ func (e *Engine) notified(method string, params json.RawMessage) {
 	if method != "session/update" {
 		return
 	}
+	e.announced(params)
 	var u update
 	if err := json.Unmarshal(params, &u); err != nil {
 		e.program.Garbage(params, fmt.Errorf("not an update: %w", err))
@@ -454,19 +479,21 @@ func (e *Engine) notified(method string, params json.RawMessage) {
 	default:
 		return // of the session, not of the turn
 	}
+	t.questions = 0
 	t.sign()
 }
 
 // add joins a chunk to the answer: what is said after something else is a
 // paragraph of its own.
 func (t *turn) add(text, message string) {
-	if t.text.Len() > 0 && (t.gap || message != t.message) && text != "" {
-		t.text.WriteString("\n\n")
+	if text == "" {
+		return
 	}
-	if text != "" {
-		t.gap, t.message = false, message
+	if t.text.Len() > 0 && (t.gap || message != t.message) {
+		text = "\n\n" + text
 	}
-	t.text.WriteString(text[:max(0, min(len(text), maxText-t.text.Len()))])
+	t.gap, t.message = false, message
+	t.text.WriteString(text[:min(len(text), maxText-t.text.Len())])
 }
 
 func (t *turn) sign() {
@@ -493,7 +520,9 @@ func (e *Engine) requested(method string, params json.RawMessage) (any, *rpcErro
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.turn != nil && !e.turn.cancelled {
-		e.turn.sign()
+		if e.turn.questions++; e.turn.questions <= maxQuestions {
+			e.turn.sign()
+		}
 		if id, ok := allow(p.Options); ok {
 			answer = outcome{"selected", id}
 		}

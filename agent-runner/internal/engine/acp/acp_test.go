@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,12 @@ func TestErrors(t *testing.T) {
 			}
 		})
 	}
+	if got := bench(t, "swallow").Open(t).Fails(t, "hello", ""); !strings.Contains(got.Text, "fake error 500") {
+		t.Errorf("swallowed: %q", got.Text)
+	}
+	if got := bench(t, "dies").Open(t).Fails(t, "hello", ""); !strings.Contains(got.Text, "exit status 3") {
+		t.Errorf("dies: %q", got.Text)
+	}
 	for _, how := range []string{"nonsense", "odd"} {
 		err := bench(t, how).Open(t).Prompt(t.Context(), "hello", new(enginetest.Turn))
 		if err == nil || !strings.Contains(err.Error(), "nonsense") {
@@ -104,18 +111,101 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestCancelled: one that does not stop is killed, and what it says too late is
-// no answer.
+// TestBoundOfAnAnswer: what is thrown away leaves nothing behind.
+func TestBoundOfAnAnswer(t *testing.T) {
+	var one turn
+	for i := range 2 * maxText {
+		one.add("x", strconv.Itoa(i))
+	}
+	if n := one.text.Len(); n != maxText {
+		t.Errorf("%d bytes are kept, want %d", n, maxText)
+	}
+}
+
+// TestCurious: questions alone are no work.
+func TestCurious(t *testing.T) {
+	b := bench(t, "curious")
+	b.With(engine.OptionSilence, "300ms")
+	if text := b.Open(t).Fails(t, "hello", "").Text; !strings.Contains(text, "no sign of life for 300ms") {
+		t.Errorf("text %q", text)
+	}
+}
+
+// TestCancelled: what is said too late is no answer. One that does not stop is
+// killed: the error says that no other turn may come, and none is accepted.
 func TestCancelled(t *testing.T) {
 	for _, how := range []string{"deaf", "late"} {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		stopped := errors.New("stopped")
 		turn := enginetest.Turn{Accepting: func() { cancel(stopped) }}
 		begun := time.Now()
-		err := bench(t, how).Open(t).Prompt(ctx, "hello", &turn)
-		if took := time.Since(begun); !errors.Is(err, stopped) || took > 10*time.Second || len(turn.Texts()) > 0 {
+		e := bench(t, how).Open(t)
+		err := e.Prompt(ctx, "hello", &turn)
+		if took := time.Since(begun); err == nil || errors.Is(err, stopped) != (how == "late") || took > 10*time.Second || len(turn.Texts()) > 0 {
 			t.Errorf("%s: %v after %v, answers %q", how, err, took, turn.Texts())
 		}
+		if how == "deaf" {
+			again := enginetest.Turn{Accepting: func() { t.Error("a dead agent accepts a prompt") }}
+			if err := e.Prompt(t.Context(), "hello", &again); err == nil {
+				t.Error("a dead agent answers")
+			}
+		}
+	}
+}
+
+// TestStoppedBeforeItBegan: then the agent does not hear of it.
+func TestStoppedBeforeItBegan(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stopped := errors.New("stopped")
+	cancel(stopped)
+	e := bench(t, "parts").Open(t)
+	if err := e.Prompt(ctx, "hello", new(enginetest.Turn)); !errors.Is(err, stopped) || e.Engine.(*Engine).program != nil {
+		t.Errorf("%v", err)
+	}
+	e.Ask(t, "hello", "Let me look.")
+}
+
+// TestStoppedBeforeTheSession: the next prompt gets one, whatever comes late.
+func TestStoppedBeforeTheSession(t *testing.T) {
+	b := bench(t, "slow")
+	e := b.Open(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stopped := errors.New("stopped")
+	go func() {
+		for !strings.Contains(b.Log.String(), "it has the first request") && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		cancel(stopped)
+	}()
+	if err := e.Prompt(ctx, "hello", new(enginetest.Turn)); !errors.Is(err, stopped) {
+		t.Errorf("%v", err)
+	}
+	var turn enginetest.Turn
+	if err := e.Prompt(t.Context(), "hello", &turn); err != nil || turn.ID() != "s1" {
+		t.Errorf("%v, session %q", err, turn.ID())
+	}
+}
+
+// TestThousandTurns: they leave nothing behind.
+func TestThousandTurns(t *testing.T) {
+	e := bench(t, "parts").Open(t)
+	held := func() (goroutines, descriptors int) {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return runtime.NumGoroutine(), len(entries)
+	}
+	e.Ask(t, "hello", "there")
+	goroutines, descriptors := held()
+	for range 1000 {
+		e.Ask(t, "hello", "there")
+	}
+	if g, d := held(); g > goroutines || d > descriptors {
+		t.Errorf("%d goroutines and %d descriptors, before %d and %d", g, d, goroutines, descriptors)
+	}
+	if n := len(e.Engine.(*Engine).conn.waiting); n > 0 {
+		t.Errorf("%d calls wait", n)
 	}
 }
 
@@ -235,9 +325,16 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("an id of %d bytes", len(m.ID))
 		}
 		// What follows takes anything.
-		e := &Engine{turn: &turn{signs: make(chan struct{}, 1)}}
+		e := &Engine{session: "s", turn: &turn{signs: make(chan struct{}, 1)}}
 		if json.Valid(m.Params) && kind == request {
 			e.requested(m.Method, m.Params)
+		}
+		if kind == notification && json.Unmarshal(m.Params, new(update)) == nil { // else it is garbage
+			e.notified(m.Method, m.Params)
+			e.notified(m.Method, m.Params)
+			if n := e.turn.text.Len(); n > 6*len(line)+2 {
+				t.Errorf("%d bytes of text from %d", n, len(line))
+			}
 		}
 	})
 }

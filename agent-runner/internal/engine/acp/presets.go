@@ -2,7 +2,9 @@ package acp
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -49,6 +51,7 @@ var presets = map[string]preset{
 	},
 	"gemini": {
 		name: "Gemini CLI", install: "npm package @google/gemini-cli", args: []string{"gemini", "--acp"},
+		gateway: true, environ: gemini, slow: true,
 		arguments: func(c engine.Config) []string {
 			if model := c.EngineOptions[engine.OptionModel]; model != "" {
 				return []string{"--model", model}
@@ -103,6 +106,10 @@ func openCode(c engine.Config, address, dir string) ([]string, error) {
 			Text:  "OpenCode needs the name of a model: the operator sets AGENT_MODEL, or the group's model.",
 		}
 	}
+	window, err := engine.ContextTokens(c.EngineOptions, c.EngineOptions[engine.OptionProvider])
+	if err != nil {
+		return nil, err
+	}
 	module, base := "@ai-sdk/openai-compatible", "http://"+address+"/openai/v1"
 	if c.EngineOptions[engine.OptionProvider] == "anthropic" {
 		module, base = "@ai-sdk/anthropic", "http://"+address+"/anthropic/v1"
@@ -115,8 +122,9 @@ func openCode(c engine.Config, address, dir string) ([]string, error) {
 			"npm": module, "name": "Berth",
 			// The stages of a turn are watched here: no timeout of OpenCode's own.
 			"options": object{"baseURL": base, "apiKey": forward.Placeholder, "timeout": false},
-			// Without a limit it would never shorten a long conversation.
-			"models": object{model: object{"name": model, "tool_call": true, "limit": object{"context": 128_000, "output": 16_000}}},
+			// Without a limit it would never shorten a long conversation. It asks for the
+			// answer's part with each call.
+			"models": object{model: object{"name": model, "tool_call": true, "limit": object{"context": window, "output": min(16_000, window/4)}}},
 		}},
 		"permission": "allow", // the container is the boundary
 	}
@@ -168,6 +176,27 @@ func claudeSession(c engine.Config, params *sessionParams) {
 	if c.SystemPrompt != "" {
 		params.Meta = map[string]any{"systemPrompt": map[string]string{"append": c.SystemPrompt}}
 	}
+}
+
+// gemini finds the gateway in the address that all programs get. Settings that the
+// group has made for it stay.
+func gemini(c engine.Config, _, _ string) ([]string, error) {
+	home := filepath.Join(c.Home, ".gemini")
+	if err := os.MkdirAll(home, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(home, "settings.json"), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		_, err = f.WriteString(`{"general":{"enableAutoUpdate":false},"privacy":{"usageStatisticsEnabled":false}}`)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, err
+	}
+	return []string{
+		"GEMINI_CLI_TRUST_WORKSPACE=true", // the container is the boundary
+		"GEMINI_CLI_NO_RELAUNCH=true",     // as a second process with more memory
+	}, nil
 }
 
 func codex(c engine.Config, address, _ string) ([]string, error) {

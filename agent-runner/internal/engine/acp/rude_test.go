@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
 )
@@ -25,6 +26,15 @@ func rude(how string, in io.Reader, out io.Writer) {
 			}
 			if how == "forgetful" {
 				caps = "{}"
+			}
+			if how == "slow" { // the first is answered after the second
+				if r.first == nil {
+					r.first = m.ID
+					fmt.Fprintln(os.Stderr, "it has the first request")
+					continue
+				}
+				r.say(`{"id":%s,"result":{"protocolVersion":%d,"agentCapabilities":%s}}`, m.ID, version, caps)
+				m.ID = r.first
 			}
 			r.say(`{"id":%s,"result":{"protocolVersion":%d,"agentCapabilities":%s}}`, m.ID, version, caps)
 		case "session/new", "session/resume":
@@ -53,6 +63,7 @@ type rudeAgent struct {
 	lines   *bufio.Reader
 	out     *bufio.Writer
 	prompts int
+	first   json.RawMessage // id
 }
 
 type rudeMessage struct {
@@ -107,6 +118,21 @@ func (r *rudeAgent) prompt(how string, m rudeMessage) {
 			}
 		}
 		r.chunk(fmt.Sprintf("%d of %d allowed", allowed, n))
+	case "curious": // it asks for ever
+		for i := 0; ; i++ {
+			r.say(`{"id":%d,"method":"session/request_permission","params":{"options":[{"optionId":"a","kind":"allow_once"}]}}`, i)
+			if m, ok := r.read(); !ok || m.Method != "" {
+				return
+			}
+		}
+	case "swallow": // what its model's provider says
+		resp, err := http.Post(os.Getenv("OPENAI_BASE_URL")+"/chat/completions", "application/json", strings.NewReader(`{"messages":[{"role":"user","content":"http 500"}]}`))
+		if err == nil {
+			resp.Body.Close()
+		}
+	case "dies":
+		r.chunk("half of")
+		os.Exit(3)
 	case "wishes":
 		for i, method := range []string{"fs/read_text_file", "terminal/create", "session/elicitation", "session/request_permission"} {
 			r.say(`{"id":"w%d","method":%q,"params":{"options":[{"optionId":"n","kind":"reject_once"}]}}`, i, method)

@@ -23,7 +23,7 @@ import (
 // a Go duration, changes it.
 const commandTimeout = 10 * time.Minute
 
-var _ engine.Engine = (*Engine)(nil)
+var _ engine.Compactor = (*Engine)(nil)
 
 // Engine is the builtin engine of one run.
 type Engine struct {
@@ -31,6 +31,7 @@ type Engine struct {
 	sessions string
 	timeout  time.Duration
 	session  *session // nil before the first turn
+	shorter  bool     // since Compacted was asked
 }
 
 // Open is an engine.Open.
@@ -54,19 +55,9 @@ func (e *Engine) Close() error { return nil }
 
 // Prompt implements engine.Engine.
 func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error {
-	if e.session == nil {
-		var err error
-		if e.config.SessionID == "" {
-			e.session, err = newSession(e.sessions)
-		} else {
-			e.session, err = resume(e.sessions, e.config.SessionID)
-		}
-		if err != nil {
-			return err
-		}
+	if err := e.begin(to); err != nil {
+		return err
 	}
-	to.Session(e.session.id)
-	to.Accept()
 
 	p := prompt.Parse(text)
 	last := p.Last(e.config.AssistantName)
@@ -91,6 +82,50 @@ func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error 
 	}
 	to.Answer(engine.Answer{Text: fmt.Sprintf("[%s · turn %d] %s", e.config.GroupFolder, now.Turn, answer)})
 	return nil
+}
+
+// begin takes up the session, if that was not done, and accepts the turn.
+func (e *Engine) begin(to engine.Turn) (err error) {
+	if e.session == nil {
+		if e.config.SessionID == "" {
+			e.session, err = newSession(e.sessions)
+		} else {
+			e.session, err = resume(e.sessions, e.config.SessionID)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	to.Session(e.session.id)
+	to.Accept()
+	return nil
+}
+
+// keptTurns is how many turns a compaction leaves.
+const keptTurns = 5
+
+// Compact implements engine.Compactor: without a model there is no summary, so all
+// but the last turns are forgotten.
+func (e *Engine) Compact(_ context.Context, to engine.Turn) (engine.Compaction, error) {
+	if err := e.begin(to); err != nil {
+		return engine.Compaction{}, err
+	}
+	if len(e.session.turns) <= keptTurns {
+		return engine.Compaction{Outcome: protocol.CompactionNothing}, nil
+	}
+	if err := e.session.keep(keptTurns); err != nil {
+		e.config.Log.Print(err)
+		return engine.Compaction{Outcome: protocol.CompactionFailed, Reason: "the session cannot be written"}, nil
+	}
+	e.shorter = true
+	return engine.Compaction{Outcome: protocol.CompactionDone}, nil
+}
+
+// Compacted implements engine.Compactor.
+func (e *Engine) Compacted() bool {
+	was := e.shorter
+	e.shorter = false
+	return was
 }
 
 // maxRemembered is how much of a text a session keeps, in bytes.

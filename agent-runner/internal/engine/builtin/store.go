@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -132,6 +133,17 @@ func (s *session) forget() {
 	if over := len(s.turns) - keepTurns; over > 0 {
 		s.turns = append(s.turns[:0], s.turns[over:]...)
 	}
+}
+
+// keep forgets all but the last n turns.
+func (s *session) keep(n int) error {
+	all := s.turns
+	s.turns = slices.Clone(all[len(all)-n:])
+	if err := s.rewrite(); err != nil {
+		s.turns = all
+		return fmt.Errorf("shorten session %s: %w", s.id, err)
+	}
+	return nil
 }
 
 func (s *session) rewrite() error {

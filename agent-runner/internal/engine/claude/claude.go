@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -30,10 +31,12 @@ const (
 
 	// cancelGrace is how long an interrupted turn may take to end; the loop waits
 	// two seconds in all.
-	cancelGrace = 800 * time.Millisecond
+	cancelGrace = time.Second
 	// closeGrace is for the transcript: Claude Code writes the last turn to it some
 	// time after the answer.
 	closeGrace = 5 * time.Second
+	// maxQuestions is how many questions in a row count as signs of life.
+	maxQuestions = 100
 )
 
 var _ engine.Steerer = (*Engine)(nil)
@@ -55,20 +58,31 @@ type Engine struct {
 
 	mu   sync.Mutex
 	turn *turn // nil between turns
+	told bool  // it says what becomes of messages; older releases do not
+	// asides are results of turns that Claude Code took by itself, for example when a
+	// command in the background had ended. They wait for the next answer: alone they
+	// would pass for the answer to a message that is yet to be answered.
+	asides []result
+
+	compactions
 }
 
 // turn is one Prompt under way. Engine.mu guards it.
 type turn struct {
-	signs   chan struct{}
-	step    chan struct{} // closed when there is something in results, or the turn is over
-	results []result
-	ended   bool // a result was there since the last message began
+	signs     chan struct{}
+	questions int           // since the last other sign of life
+	step      chan struct{} // closed when there is something in results, or the turn is over
+	results   []result
+	ended     bool // a result was there since the last message began
+	early     bool // a result was there before the prompt began
+	queued    bool // when the last result came, a message was not begun
 
 	// messages are those that Claude Code has yet to finish, by the ids that they
-	// were given here. There are not as many results as messages: what comes during
-	// a tool is answered together with what was there before.
+	// were given here, and whether they were begun. There are not as many results as
+	// messages: what comes during a tool is answered together with what was there
+	// before.
 	messages map[string]bool
-	told     bool   // it says what becomes of them; older releases do not
+	told     bool   // as the engine's
 	own      string // the id of the prompt itself
 }
 
@@ -176,16 +190,21 @@ func (e *Engine) Close() error {
 
 // Prompt implements engine.Engine.
 func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	if e.program == nil {
 		if err := e.start(); err != nil {
 			return err
 		}
+	} else if isClosed(e.program.Gone()) {
+		return e.program.Fault() // before the prompt is accepted: it is left to the next run
 	}
 	e.tap.Forget()
 	own := newUUID()
-	t := &turn{signs: make(chan struct{}, 1), step: make(chan struct{}), messages: map[string]bool{own: true}, own: own}
+	t := &turn{signs: make(chan struct{}, 1), step: make(chan struct{}), messages: map[string]bool{own: false}, own: own}
 	e.mu.Lock()
-	e.turn = t
+	e.turn, t.told = t, e.told
 	e.mu.Unlock()
 	defer func() {
 		e.mu.Lock()
@@ -213,19 +232,25 @@ func (e *Engine) carry(ctx context.Context, t *turn, to engine.Turn) error {
 		e.mu.Unlock()
 		err := e.program.Await(ctx, step, program.Watch{Signs: t.signs, First: first, Silence: e.times.Silence, Tap: e.tap})
 		results, over, alone := e.take(t)
+		silent, _ := errors.AsType[*program.Silent](err)
+		if len(results) > 0 && !slices.ContainsFunc(results, result.failed) || silent != nil && alone {
+			results = append(e.takeAsides(), results...)
+		}
 		for _, r := range results {
 			if err := e.answer(r, to); err != nil {
 				return err
 			}
 		}
-		switch silent, _ := errors.AsType[*program.Silent](err); {
+		switch {
 		case over:
 			return nil
 		case silent != nil && alone:
 			e.config.Log.Printf("%s has not said what became of a message in %v", name, silent.After)
 			return nil
 		case err != nil:
-			e.interrupt(t)
+			if !e.interrupt(t) && ctx.Err() != nil {
+				return errKilled
+			}
 			return e.program.Failed(err, e.tap)
 		}
 		// The last result may be there with only the end of its message missing, or a
@@ -236,12 +261,17 @@ func (e *Engine) carry(ctx context.Context, t *turn, to engine.Turn) error {
 	}
 }
 
+// errKilled is the end of a turn that could be stopped only by a kill. It is not
+// the cause: with that the run would go on, and nobody would be there.
+var errKilled = &engine.Error{Text: name + " did not stop and was killed."}
+
 // unready explains an end before the first answer.
 func (e *Engine) unready(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		e.program.Kill() // it has the message, and would answer it in the next turn
+		return errKilled
 	}
-	if e.config.SessionID != "" && strings.Contains(e.program.Stderr(), "No conversation found") {
+	if e.lost(e.program.Stderr()) {
 		e.config.Log.Printf("%s: %s", name, e.program.Stderr())
 		return stale()
 	}
@@ -252,6 +282,12 @@ func (e *Engine) unready(ctx context.Context, err error) error {
 	return err
 }
 
+// lost reports whether Claude Code says that it does not know the session that it
+// was to continue.
+func (e *Engine) lost(said string) bool {
+	return e.config.SessionID != "" && strings.Contains(said, "No conversation found")
+}
+
 // take returns the results that have come, and whether the turn is over, or waits
 // for nothing but the end of its own message. After over nothing can be steered
 // into it.
@@ -260,7 +296,8 @@ func (e *Engine) take(t *turn) (results []result, over, alone bool) {
 	defer e.mu.Unlock()
 	results, t.results = t.results, nil
 	over = t.overLocked()
-	alone = t.ended && len(t.messages) == 1 && t.messages[t.own]
+	_, own := t.messages[t.own]
+	alone = (t.ended || t.early) && len(t.messages) == 1 && own
 	if over {
 		e.turn = nil
 	} else if isClosed(t.step) {
@@ -271,7 +308,7 @@ func (e *Engine) take(t *turn) (results []result, over, alone bool) {
 
 func (t *turn) overLocked() bool { return t.ended && (len(t.messages) == 0 || !t.told) }
 
-func isClosed(c chan struct{}) bool {
+func isClosed(c <-chan struct{}) bool {
 	select {
 	case <-c:
 		return true
@@ -283,11 +320,22 @@ func isClosed(c chan struct{}) bool {
 // answer sends one result.
 func (e *Engine) answer(r result, to engine.Turn) error {
 	if r.failed() {
+		if e.lost(r.said()) {
+			return stale()
+		}
 		return e.program.Explain(r.said(), e.tap)
+	}
+	if uuid.MatchString(r.Session) && r.Session != e.session {
+		e.session = r.Session // some releases go on under another name
+		to.Session(e.session)
 	}
 	cost := r.Cost - e.spent
 	e.spent = r.Cost
-	if text := strings.TrimSpace(r.Result); text != "" {
+	text := strings.TrimSpace(r.Result)
+	if _, refused := e.tap.Last(); refused && text == "" {
+		return e.program.Explain(r.said(), e.tap)
+	}
+	if text != "" {
 		u := r.Usage
 		to.Answer(engine.Answer{Text: text, Usage: &protocol.Usage{
 			InputTokens: u.Input + u.CacheRead + u.CacheWrite, OutputTokens: u.Output, CostUSD: max(cost, 0),
@@ -296,12 +344,18 @@ func (e *Engine) answer(r result, to engine.Turn) error {
 	return nil
 }
 
-// interrupt stops the turn, and Claude Code if it does not take that.
-func (e *Engine) interrupt(t *turn) {
+// interrupt stops the turn, and Claude Code if it does not take that or has more
+// messages of the turn, which it would begin next: then it reports false.
+func (e *Engine) interrupt(t *turn) (lives bool) {
 	e.mu.Lock()
+	if t.overLocked() {
+		e.mu.Unlock()
+		return true
+	}
 	if isClosed(t.step) {
 		t.step = make(chan struct{})
 	}
+	t.queued = false
 	step := t.step
 	e.mu.Unlock()
 	_ = e.program.Send(map[string]any{"type": "control_request", "request_id": stopID, "request": map[string]any{"subtype": "interrupt"}})
@@ -309,11 +363,29 @@ func (e *Engine) interrupt(t *turn) {
 	defer timer.Stop()
 	select {
 	case <-step:
+		e.mu.Lock()
+		queued := t.queued // by now it may have begun
+		e.mu.Unlock()
+		if !queued {
+			return true
+		}
+		e.config.Log.Printf("%s has more messages of the turn that was stopped: it is killed", name)
 	case <-e.program.Gone():
 	case <-timer.C:
 		e.config.Log.Printf("%s did not stop its turn: it is killed", name)
-		e.program.Kill()
 	}
+	e.program.Kill()
+	return false
+}
+
+// queuedLocked reports whether a message was not begun that came after the prompt.
+func (t *turn) queuedLocked() bool {
+	for id, begun := range t.messages {
+		if id != t.own && !begun {
+			return true
+		}
+	}
+	return false
 }
 
 // Steer implements engine.Steerer. Claude Code takes a message at any time: during
@@ -330,12 +402,13 @@ func (e *Engine) Steer(text string) bool {
 	if e.program.Send(user(text, id)) != nil {
 		return false
 	}
-	t.messages[id] = true
+	t.messages[id] = false
 	return true
 }
 
 // line takes one line of Claude Code's stdout.
 func (e *Engine) line(b []byte) {
+	e.notice(b)
 	v, err := decode(b)
 	if err != nil {
 		e.program.Garbage(b, err)
@@ -352,11 +425,21 @@ func (e *Engine) line(b []byte) {
 	case lifecycle:
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if t := e.turn; t != nil && t.messages[v.Message] {
-			t.told = true
-			if v.State == "started" && v.Message != t.own {
-				// Its result is yet to come, unless it became part of what runs.
-				t.ended = false
+		t := e.turn
+		if t == nil {
+			return
+		}
+		if _, ours := t.messages[v.Message]; ours {
+			e.told, t.told = true, true
+			if v.State == "started" {
+				t.messages[v.Message] = true
+				if v.Message != t.own {
+					// Its result is yet to come, unless it became part of what runs.
+					t.ended = false
+				} else if t.early {
+					t.early = false
+					t.signLocked()
+				}
 			}
 			if v.State == "completed" || v.State == "cancelled" {
 				delete(t.messages, v.Message)
@@ -366,17 +449,46 @@ func (e *Engine) line(b []byte) {
 	case result:
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if t := e.turn; t != nil {
-			t.results, t.ended = append(t.results, v), true
-			t.announceLocked()
+		t := e.turn
+		if t == nil {
+			e.setAsideLocked(v)
+			return
 		}
+		if begun, waits := t.messages[t.own]; t.told && waits && !begun {
+			t.early = true
+			e.setAsideLocked(v)
+		} else {
+			t.ended = true
+			t.results = append(t.results, v)
+		}
+		t.queued = t.queuedLocked()
+		t.announceLocked()
 	case sign:
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if t := e.turn; t != nil {
+			t.questions = 0
 			t.signLocked()
 		}
 	}
+}
+
+// maxAsides is how many are kept: the last ones.
+const maxAsides = 8
+
+func (e *Engine) setAsideLocked(r result) {
+	if !r.failed() && strings.TrimSpace(r.Result) != "" {
+		e.asides = append(e.asides, r)
+		e.asides = slices.Delete(e.asides, 0, max(0, len(e.asides)-maxAsides))
+	}
+}
+
+func (e *Engine) takeAsides() []result {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := e.asides
+	e.asides = nil
+	return all
 }
 
 // stepLocked wakes the turn if it is over.
@@ -413,8 +525,10 @@ func (e *Engine) requested(r controlRequest) {
 	_ = e.program.Send(object{"type": "control_response", "response": answer}) // one that does not read will be missed elsewhere
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.turn != nil {
-		e.turn.signLocked()
+	if t := e.turn; t != nil {
+		if t.questions++; t.questions <= maxQuestions {
+			t.signLocked()
+		}
 	}
 }
 

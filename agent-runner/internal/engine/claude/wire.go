@@ -33,6 +33,7 @@ type result struct {
 	Result  string   `json:"result"`
 	Errors  []string `json:"errors"`
 	Reason  string   `json:"terminal_reason"`
+	Session string   `json:"session_id"`
 	Cost    float64  `json:"total_cost_usd"` // of the session
 	Usage   struct {
 		Input      int64 `json:"input_tokens"`
@@ -42,7 +43,7 @@ type result struct {
 	} `json:"usage"`
 }
 
-func (r *result) failed() bool { return r.IsError || r.Subtype != "success" }
+func (r result) failed() bool { return r.IsError || r.Subtype != "success" }
 
 // said is what it says about a failure.
 func (r *result) said() string {

@@ -8,7 +8,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -33,11 +35,12 @@ type Subject struct {
 	Provider string // as the option has it; may be empty
 	System   bool   // the system prompt reaches the model's own; else it stands before the prompt
 	Steers   bool
+	Skills   bool // the model is told which skills there are
 }
 
 // Main is the TestMain of packages that use this one: it is the fake programs too.
 func Main(m *testing.M) {
-	if len(os.Args) < 2 {
+	if len(os.Args) < 2 || strings.HasPrefix(os.Args[1], "-") {
 		os.Exit(m.Run())
 	}
 	var err error
@@ -53,7 +56,7 @@ func Main(m *testing.M) {
 	case "fake-mcp":
 		err = fakeagent.MCP(os.Stdin, os.Stdout)
 	default:
-		os.Exit(m.Run())
+		err = fmt.Errorf("no fake program is called %q", os.Args[1])
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -72,9 +75,19 @@ func Fake(t testing.TB, program string) string {
 	return "env GORACE=atexit_sleep_ms=0 " + self + " " + program
 }
 
-// Run runs the table.
+// Run runs the cases of the table that fit s.
 func Run(t *testing.T, s Subject) {
-	for _, c := range table {
+	cases := slices.Clone(table)
+	if s.Command != "" {
+		cases = append(cases, ofPrograms...)
+	}
+	if s.Steers {
+		cases = append(cases, ofSteerers...)
+	}
+	if s.Skills {
+		cases = append(cases, ofSkilled...)
+	}
+	for _, c := range cases {
 		t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) { c.run(t, New(t, s)) })
 	}
 }
@@ -85,6 +98,16 @@ type Bench struct {
 	Model   *fakemodel.Server
 	Config  engine.Config
 	Log     *Log
+
+	mu     sync.Mutex
+	bodies [][]byte // of all requests
+}
+
+// asked reports whether a request to the model held text.
+func (b *Bench) asked(text string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.ContainsFunc(b.bodies, func(body []byte) bool { return bytes.Contains(body, []byte(text)) })
 }
 
 // Log is a log that tests can read. It is safe for concurrent use.
@@ -111,17 +134,26 @@ const secret = "sk-ant-only-for-the-host"
 // New returns a bench whose model is gone with the test.
 func New(t *testing.T, s Subject) *Bench {
 	t.Helper()
-	fake := fakemodel.New()
-	server := httptest.NewServer(fake)
+	fake, logged := fakemodel.New(), &Log{}
+	b := &Bench{Subject: s, Model: fake, Log: logged}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			return // it hung up
+		}
+		b.mu.Lock()
+		b.bodies = append(b.bodies, body)
+		b.mu.Unlock()
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		fake.ServeHTTP(w, r)
+	}))
 	t.Cleanup(server.Close)
 	t.Setenv("ANTHROPIC_API_KEY", secret)
-	logged := &Log{}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the run's log:\n%s", logged)
 		}
 	})
-	b := &Bench{Subject: s, Model: fake, Log: logged}
 	b.Config = engine.Config{
 		Input: protocol.Input{
 			GroupFolder: "family", AssistantName: "Andy", Engine: s.Engine, Secrets: map[string]string{"ANTHROPIC_API_KEY": secret},
@@ -266,11 +298,23 @@ func (r *Running) Fails(t *testing.T, text, class string) *engine.Error {
 	return failure
 }
 
+// await returns when a tool has made a file, which is how it tells: no event of ours
+// is near. It also returns when the test is over.
+func await(t *testing.T, file string) {
+	for t.Context().Err() == nil {
+		if _, err := os.Stat(file); err == nil {
+			return
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}
+
 type testCase struct {
 	name string
 	run  func(t *testing.T, b *Bench)
 }
 
+// table are the cases of every engine.
 var table = []testCase{
 	{"answer", func(t *testing.T, b *Bench) {
 		turn := b.Open(t).Ask(t, "think hm hm\nsay hello <you> & all", "hello <you> & all")
@@ -369,8 +413,7 @@ var table = []testCase{
 			if err := b.Model.AwaitIdle(t.Context()); err != nil {
 				t.Error(err)
 			}
-			e.Close(t)
-			e = b.Open(t)
+			e.Ask(t, "say again", "again") // or the error would have been another one
 		}
 	}},
 	{"cancel during a tool", func(t *testing.T, b *Bench) {
@@ -379,13 +422,8 @@ var table = []testCase{
 		stopped := errors.New("stopped")
 		started := filepath.Join(b.Config.WorkDir, "started")
 		go func() {
-			for { // the tool tells by a file: no event of ours is near
-				if _, err := os.Stat(started); err == nil || t.Context().Err() != nil {
-					cancel(stopped)
-					return
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
+			await(t, started)
+			cancel(stopped)
 		}()
 		begun := time.Now()
 		err := e.Prompt(ctx, Host(`tool bash {"command":"touch started; exec sleep 60","description":"wait"}`), new(Turn))
@@ -440,6 +478,10 @@ var table = []testCase{
 			t.Errorf("%d bytes", n)
 		}
 	}},
+}
+
+// ofPrograms are the cases of engines with a program, which some of them harm.
+var ofPrograms = []testCase{
 	{"missing from the image", func(t *testing.T, b *Bench) {
 		b.With(engine.OptionCommand, "/nonexistent/agent")
 		e, err := b.Subject.Open(b.Config)
@@ -475,14 +517,34 @@ var table = []testCase{
 		e.Ask(t, "say warm", "warm")
 		e.Fails(t, `tool bash {"command":"kill -9 $PPID; sleep 1","description":"die"}`, protocol.ClassMemory)
 	}},
+	{"deaf to a stop", func(t *testing.T, b *Bench) {
+		e := b.Open(t)
+		e.Ask(t, "say warm", "warm")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		stopped := errors.New("stopped")
+		var at time.Time
+		go func() {
+			await(t, filepath.Join(b.Config.WorkDir, "frozen"))
+			at = time.Now()
+			cancel(stopped)
+		}()
+		err := e.Prompt(ctx, Host(`tool bash {"command":"kill -STOP $PPID; touch frozen; exec sleep 60","description":"freeze"}`), new(Turn))
+		if took := time.Since(at); took > 2*time.Second {
+			t.Errorf("took %v", took)
+		}
+		if err == nil || errors.Is(err, stopped) {
+			t.Errorf("%v: it had to be killed, and the host takes it for one that goes on", err)
+		}
+	}},
+}
+
+// ofSteerers are the cases of engines that take messages during a turn.
+var ofSteerers = []testCase{
 	{"steer", func(t *testing.T, b *Bench) {
 		e := b.Open(t)
 		steerer, ok := e.Engine.(engine.Steerer)
-		if ok != b.Subject.Steers && b.Subject.Steers {
-			t.Fatalf("steers: %v, want %v", ok, b.Subject.Steers)
-		}
-		if !b.Subject.Steers {
-			t.Skip("follow-ups are turns of their own")
+		if !ok {
+			t.Fatal("it takes no messages during a turn")
 		}
 		e.Ask(t, "say warm", "warm")
 		if steerer.Steer(Host("say lost")) {
@@ -523,4 +585,38 @@ var table = []testCase{
 		}
 		e.Ask(t, "echo-history", "say steered 1")
 	}},
+}
+
+// ofSkilled are the cases of engines that find skills.
+var ofSkilled = []testCase{
+	{"skills", func(t *testing.T, b *Bench) {
+		skills := b.Skills(t)
+		b.Open(t).Ask(t, "say yes", "yes")
+		for _, name := range skills {
+			if !b.asked(name) {
+				t.Errorf("the model was not told of %s", name)
+			}
+		}
+	}},
+}
+
+// Skills makes a skill of all groups and one of the group's own, as a run finds them,
+// and returns their names.
+func (b *Bench) Skills(t *testing.T) []string {
+	t.Helper()
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	names := []string{"cook-for-all", "bake-at-home"}
+	for i, base := range []string{b.Config.Home, b.Config.WorkDir} {
+		dir := filepath.Join(base, ".claude", "skills", names[i])
+		must(os.MkdirAll(dir, 0o755))
+		must(os.WriteFile(filepath.Join(dir, "SKILL.md"), []byte("---\nname: "+names[i]+"\ndescription: How to do it.\n---\nBoil it.\n"), 0o644))
+		must(os.Mkdir(filepath.Join(base, ".agents"), 0o755))
+		must(os.Symlink("../.claude/skills", filepath.Join(base, ".agents", "skills")))
+	}
+	return names
 }

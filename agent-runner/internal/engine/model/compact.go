@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth/agent-runner/internal/engine"
 	"berth/agent-runner/internal/engine/model/history"
 	"berth/agent-runner/internal/engine/model/llm"
 	"berth/agent-runner/internal/engine/model/tools"
@@ -70,15 +71,17 @@ func (e *Engine) learn(bytes int, tokens int64) {
 	rate := float64(tokens) / float64(bytes)
 	if rate < leastScale/3 && !e.warned {
 		e.warned = true
-		e.config.Log.Printf("model: the provider counted %d tokens in %d bytes: perhaps it cuts off what it does not take; option %s says how much that is", tokens, bytes, OptionContext)
+		e.config.Log.Printf("model: the provider counted %d tokens in %d bytes: perhaps it cuts off what it does not take; option %s says how much that is", tokens, bytes, engine.OptionContext)
 	}
 	e.scale = min(max(rate, leastScale), mostScale)
 }
 
 // over reports whether the conversation has to be shortened before the next
-// request: a quarter is left for the answer, and for errors of the estimate.
+// request: a quarter is left for the answer, and for errors of the estimate. Where
+// the tools alone take that much, shortening a short one would not help.
 func (e *Engine) over() bool {
-	return e.tokens(e.session.Messages) > e.window*3/4 || size(e.session.Messages) > maxBytes
+	n := size(e.session.Messages)
+	return n > leastWindow && e.tokens(e.session.Messages) > e.window*3/4 || n > maxBytes
 }
 
 // replace makes messages the conversation.
@@ -106,7 +109,7 @@ func (e *Engine) currentTurn() []llm.Message {
 // would meet the next request too: then nothing is lost.
 func (t *turn) compact(ctx context.Context) error {
 	all := t.session.Messages
-	room := min(max(int(float64(t.window)/t.scale)-t.bytes(nil), leastWindow), maxBytes)
+	room := t.room()
 	from := len(all) - len(t.currentTurn())
 	for i := from - 1; i >= 0 && size(all[i:]) <= room/4; i-- {
 		if history.Begins(all[i]) {
@@ -121,17 +124,37 @@ func (t *turn) compact(ctx context.Context) error {
 		f, refused := errors.AsType[*llm.Failure](err)
 		switch {
 		case err == nil:
-			note = summaryHead + tools.Bound(summary, min(maxSummary, room/8))
+			note = summed(summary, room)
 		case errors.Is(err, errNoSummary), refused && (f.Kind == llm.TooLong || f.Kind == llm.Invalid || f.Kind == llm.Broken):
 			t.config.Log.Printf("model: sum up the conversation: %v; its beginning is cut off", err)
 		default:
 			return err
 		}
-		recent[0].Parts = slices.Insert(slices.Clone(recent[0].Parts), 0, llm.Part{Text: note})
+		prefix(recent, note)
 	}
-	t.replace(recent)
-	t.config.Log.Printf("model: the conversation was shortened from %d to %d bytes", before, size(t.session.Messages))
+	t.shortened(before, recent)
 	return nil
+}
+
+func summed(summary string, room int) string {
+	return summaryHead + tools.Bound(summary, min(maxSummary, room/8))
+}
+
+// prefix puts a note before what messages begin with.
+func prefix(messages []llm.Message, note string) {
+	messages[0].Parts = slices.Insert(slices.Clone(messages[0].Parts), 0, llm.Part{Text: note})
+}
+
+// shortened makes messages the conversation, which had before bytes.
+func (t *turn) shortened(before int, messages []llm.Message) {
+	t.replace(messages)
+	t.shorter = true
+	t.config.Log.Printf("model: the conversation was shortened from %d to %d bytes", before, size(t.session.Messages))
+}
+
+// room returns how many bytes of messages the model takes.
+func (e *Engine) room() int {
+	return min(max(int(float64(e.window)/e.scale)-e.bytes(nil), leastWindow), maxBytes)
 }
 
 // summary has the model sum messages up.
@@ -203,8 +226,14 @@ func shorten(messages []llm.Message, room int) []llm.Message {
 	for i := 0; i < len(out)-last && size(out) > room; i++ {
 		out[i] = clip(out[i], oldResult, whole)
 	}
-	// A turn begins with its prompt; what follows it goes in pairs.
+	// A turn begins with its prompt; what follows it goes in pairs, and what people
+	// said meanwhile stays.
 	for len(out) > 1+2*last && size(out) > room {
+		for _, p := range out[2].Parts {
+			if p.Result == nil {
+				out[0].Parts = append(slices.Clip(out[0].Parts), p)
+			}
+		}
 		out = slices.Delete(out, 1, 3)
 	}
 	for _, text := range []int{room / 8, room / 16, room / 64, 200} {

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth/agent-runner/internal/engine"
 	"berth/agent-runner/internal/engine/model/history"
 	"berth/agent-runner/internal/engine/model/llm"
 	"berth/agent-runner/protocol"
@@ -98,7 +99,7 @@ func TestCompactionFails(t *testing.T) {
 	if err := c.prompt(t.Context(), "now"); err == nil {
 		t.Fatal("no error")
 	}
-	if got := len(c.engine.session.Messages); got != n+1 {
+	if got := len(c.engine.session.Messages); got != n {
 		t.Errorf("%d messages are left of %d", got, n)
 	}
 	provider.steps = []step{{err: &llm.Failure{Kind: llm.TooLong}}, {reply: text("done")}}
@@ -132,7 +133,7 @@ func TestTooLong(t *testing.T) {
 // One turn that is too large alone: its prompt stays, and what its last tools said.
 func TestLongTurn(t *testing.T) {
 	provider := &script{}
-	c := scripted(t, provider, OptionContext, "10000")
+	c := scripted(t, provider, engine.OptionContext, "10000")
 	for i := range 30 {
 		reply := call("bash", map[string]string{"command": fmt.Sprintf("printf 'result %d '; head -c 4000 /dev/zero | tr '\\0' x", i)})
 		provider.steps = append(provider.steps, step{reply: reply})
@@ -151,6 +152,48 @@ func TestLongTurn(t *testing.T) {
 	last := provider.requests[len(provider.requests)-1].Messages
 	if r := last[len(last)-1].Parts[0].Result; r == nil || !strings.HasPrefix(r.Text, "result 29") {
 		t.Errorf("the last result is %+v", r)
+	}
+}
+
+// A window that the tools fill is no reason to forget what was said just now.
+func TestWindowFullOfTools(t *testing.T) {
+	provider := &script{}
+	c := scripted(t, provider, engine.OptionContext, "4000")
+	c.engine.config.SystemPrompt = strings.Repeat("x ", 10_000)
+	c.fill(provider, 4, 20)
+	if n := len(provider.requests); n != 4 {
+		t.Errorf("asked %d times for 4 turns", n)
+	}
+	last := provider.requests[len(provider.requests)-1].Messages
+	if len(last) != 7 {
+		t.Errorf("%d messages in the last request, want 7", len(last))
+	}
+}
+
+// What people say while a long turn runs is not cut out of it with the steps.
+func TestFollowUpsOutliveSteps(t *testing.T) {
+	messages := []llm.Message{{Role: llm.User, Parts: []llm.Part{{Text: host("do much")}}}}
+	for i := range 20 {
+		id := fmt.Sprint(i)
+		results := llm.Message{Role: llm.User, Parts: []llm.Part{{Result: &llm.Result{CallID: id, Text: strings.Repeat("r", 300)}}}}
+		if i%5 == 1 {
+			results.Parts = append(results.Parts, llm.Part{Text: host(fmt.Sprint("and ", i))})
+		}
+		messages = append(messages, llm.Message{Role: llm.Assistant, Parts: []llm.Part{{Call: &llm.Call{ID: id, Name: "x", Input: "{}"}}}}, results)
+	}
+	got := shorten(messages, 3000)
+	valid(t, got)
+	if n := size(got); n > 3000 || len(got) == len(messages) {
+		t.Errorf("%d bytes in %d messages", n, len(got))
+	}
+	text := transcript(got)
+	at := 0
+	for _, want := range []string{">do much<", ">and 1<", ">and 6<", ">and 11<", ">and 16<"} {
+		i := strings.Index(text[at:], want)
+		if i < 0 {
+			t.Fatalf("no %q after byte %d of %s", want, at, text)
+		}
+		at += i
 	}
 }
 

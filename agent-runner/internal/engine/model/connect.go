@@ -37,14 +37,12 @@ func (e *Engine) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var provider llm.Provider
-	e.window = e.limits.window
+	if e.window, err = engine.ContextTokens(e.config.EngineOptions, name); err != nil {
+		return err
+	}
+	var provider llm.Provider = llm.NewOpenAI(at)
 	if name == anthropic {
 		provider = llm.NewAnthropic(at)
-		e.window = cmp.Or(e.window, anthropicContext)
-	} else {
-		provider = llm.NewOpenAI(at)
-		e.window = cmp.Or(e.window, openAIContext)
 	}
 	if model == "" {
 		if model, err = e.pick(ctx, name, provider); err != nil {

@@ -1,27 +1,21 @@
 package model
 
 import (
-	"bufio"
 	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"berth/agent-runner/internal/engine/model/tools"
+	"berth/agent-runner/internal/skills"
 )
 
-// Limits of what the model is told of files, in bytes.
-const (
-	maxMemory = 16 << 10
-	maxSkills = 50 // this one counts skills
-	maxSkill  = 300
-)
+// maxMemory is how much of a memory file the model is told, in bytes.
+const maxMemory = 16 << 10
 
 // memoryFiles are the names of the file in which a group's agent keeps its
 // memory: ours, and the one of Claude Code.
@@ -79,42 +73,16 @@ func (e *Engine) describe() string {
 	return out.String()
 }
 
-// skills lists the skills that the group's agents can read.
+// skills lists the skills that the agent can read: those of all groups, and the
+// group's own.
 func (e *Engine) skills() string {
-	root := filepath.Join(e.config.Home, ".claude", "skills")
-	dir, err := os.Open(root)
-	if err != nil {
-		return ""
-	}
-	defer dir.Close()
-	entries, _ := dir.ReadDir(maxSkills) // what there is will do
-	slices.SortFunc(entries, func(a, b os.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	var out strings.Builder
-	for _, entry := range entries {
-		if path := filepath.Join(root, entry.Name(), "SKILL.md"); entry.IsDir() {
-			if text := readMemory(path, 4<<10); text != "" {
-				fmt.Fprintf(&out, "- %s: %s\n", path, tools.Bound(description(text), maxSkill))
-			}
+	for _, dir := range []string{e.config.Home, e.config.WorkDir} {
+		for _, s := range skills.Find(dir) {
+			fmt.Fprintf(&out, "- %s: %s\n", s.File, s.About)
 		}
 	}
 	return out.String()
-}
-
-// description returns what a skill says about itself: the line of that name at
-// its top, or its first line.
-func description(text string) string {
-	first := ""
-	lines := bufio.NewScanner(strings.NewReader(text))
-	for lines.Scan() {
-		line := strings.TrimSpace(lines.Text())
-		if rest, ok := strings.CutPrefix(line, "description:"); ok {
-			return strings.Trim(strings.TrimSpace(rest), `"'`)
-		}
-		if first == "" && line != "" && line != "---" {
-			first = strings.TrimSpace(strings.TrimLeft(line, "#"))
-		}
-	}
-	return first
 }
 
 // readMemory returns the text of a regular file, cut to limit. Whatever else is

@@ -153,15 +153,10 @@ func scripted(t *testing.T, s *script, options ...string) *chat {
 	e, err := Open(c.config)
 	check(t, err)
 	c.engine = e.(*Engine)
-	c.engine.provider, c.engine.model, c.engine.window = s, "m", orElse(c.engine.limits.window, 200_000)
+	c.engine.provider, c.engine.model = s, "m"
+	c.engine.window, err = engine.ContextTokens(c.config.EngineOptions, anthropic)
+	check(t, err)
 	return c
-}
-
-func orElse(n, fallback int) int {
-	if n == 0 {
-		return fallback
-	}
-	return n
 }
 
 func TestPatience(t *testing.T) {
@@ -266,8 +261,54 @@ func TestBadMemory(t *testing.T) {
 	if e, ok := errors.AsType[*engine.Error](err); !ok || e.Class != protocol.ClassInput {
 		t.Errorf("got %v", err)
 	}
-	if n := len(c.engine.session.Messages); n != 5 {
-		t.Errorf("%d messages are left, want 5", n)
+	if n := len(c.engine.session.Messages); n != 4 {
+		t.Errorf("%d messages are left, want 4", n)
+	}
+}
+
+// A prompt that came to nothing is given again by the host, and is in the
+// conversation once.
+func TestFailedPromptIsThereOnce(t *testing.T) {
+	bad := step{err: &llm.Failure{Kind: llm.Auth, Status: 401}}
+	provider := &script{steps: []step{{reply: text("one")}, bad, bad, bad, {reply: call("bash", map[string]string{"command": "true"})}, bad}}
+	c := scripted(t, provider)
+	c.say("first")
+	for range 3 {
+		if err := c.prompt(t.Context(), "second"); err == nil {
+			t.Fatal("no error")
+		}
+	}
+	// What was done stays: the model is to know.
+	if err := c.prompt(t.Context(), "second"); err == nil {
+		t.Fatal("no error")
+	}
+	if got := transcript(c.engine.session.Messages); strings.Count(got, ">second<") != 1 || !strings.Contains(got, "calls bash") {
+		t.Errorf("the conversation is %s", got)
+	}
+	c.again()
+	d := scripted(t, &script{steps: []step{bad, {reply: text("two")}}})
+	d.engine.config.SessionID, d.engine.config.Home = c.session, c.config.Home
+	if err := d.prompt(t.Context(), "third"); err == nil {
+		t.Fatal("no error")
+	}
+	d.say("fourth")
+	if got := transcript(d.engine.session.Messages); strings.Contains(got, ">third<") || strings.Count(got, ">first<") != 1 || strings.Count(got, ">fourth<") != 1 {
+		t.Errorf("the conversation is %s", got)
+	}
+}
+
+// A turn that fails in its first message leaves an empty session behind, not a stale one.
+func TestFirstPromptFails(t *testing.T) {
+	c := scripted(t, &script{steps: []step{{err: &llm.Failure{Kind: llm.Auth, Status: 401}}}})
+	if err := c.prompt(t.Context(), "first"); err == nil {
+		t.Fatal("no error")
+	}
+	c.again()
+	d := scripted(t, &script{steps: []step{{reply: text("one")}}})
+	d.engine.config.SessionID, d.engine.config.Home = c.session, c.config.Home
+	d.wants(d.say("first"), "one")
+	if n := len(d.engine.session.Messages); n != 2 {
+		t.Errorf("%d messages, want 2", n)
 	}
 }
 

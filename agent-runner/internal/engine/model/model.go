@@ -18,20 +18,16 @@ import (
 	"berth/agent-runner/protocol"
 )
 
-// Options of this engine's own, beside those of package engine.
-const (
-	OptionContext = "contextTokens" // how many tokens the model takes at most: 4000 or more
-	OptionSteps   = "maxSteps"      // how often a turn may ask the model: 1 or more
-)
+// OptionSteps is an option of this engine's own: how often a turn may ask the model,
+// 1 or more.
+const OptionSteps = "maxSteps"
 
 // Defaults.
 const (
-	anthropicContext = 200_000
-	openAIContext    = 128_000
-	maxSteps         = 100
-	sessionTimeout   = 15 * time.Second
-	firstTimeout     = 2 * time.Minute
-	silenceTimeout   = 10 * time.Minute
+	maxSteps       = 100
+	sessionTimeout = 15 * time.Second
+	firstTimeout   = 2 * time.Minute
+	silenceTimeout = 10 * time.Minute
 )
 
 // maxPrompt is how much of one prompt a model gets to see, in bytes.
@@ -53,6 +49,7 @@ type Engine struct {
 	window   int     // tokens that the model takes
 	scale    float64 // tokens a byte, as the provider counts them
 	system   string
+	shorter  bool              // the conversation, since Compacted was asked
 	warned   bool              // that the provider seems to cut
 	toolless bool              // the model takes no tools, which was logged
 	pause    time.Duration     // before the second try of a request
@@ -66,7 +63,6 @@ type Engine struct {
 // limits are what the options say.
 type limits struct {
 	session, first, silence time.Duration
-	window                  int // 0: the provider's usual one
 	steps                   int
 }
 
@@ -85,17 +81,15 @@ func Open(c engine.Config) (engine.Engine, error) {
 			*field = d
 		}
 	}
-	for name, field := range map[string]struct {
-		to    *int
-		least int
-	}{OptionContext: {&l.window, 4000}, OptionSteps: {&l.steps, 1}} {
-		if text := c.EngineOptions[name]; text != "" {
-			n, err := strconv.Atoi(text)
-			if err != nil || n < field.least {
-				faults = append(faults, fmt.Errorf("%s is %q: it must be a number of at least %d", name, text, field.least))
-			}
-			*field.to = n
+	if text := c.EngineOptions[OptionSteps]; text != "" {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			faults = append(faults, fmt.Errorf("%s is %q: it must be a number of at least 1", OptionSteps, text))
 		}
+		l.steps = n
+	}
+	if _, err := engine.ContextTokens(c.EngineOptions, ""); err != nil {
+		faults = append(faults, err)
 	}
 	switch p := c.EngineOptions[engine.OptionProvider]; p {
 	case "", anthropic, openAI:
@@ -120,8 +114,48 @@ func (e *Engine) Close() error {
 
 // Prompt implements engine.Engine.
 func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error {
+	if err := e.resume(to); err != nil {
+		return err
+	}
+	prompt := said(text)
+	e.keep(prompt)
+	e.listen()
+	defer e.deafen()
+	to.Accept()
+	t := turn{Engine: e, to: to}
+	err := t.carry(ctx)
+	switch {
+	case ctx.Err() != nil:
+		if more := e.heard(false); len(more) > 0 { // it counts as read
+			e.keep(llm.Message{Role: llm.User, Parts: more})
+		}
+	case err != nil:
+		e.takeBack(prompt)
+	}
+	e.settle()
+	return err
+}
+
+// takeBack drops a prompt that nothing followed: the host gives it again, perhaps
+// many times, and the model is to read it once.
+func (e *Engine) takeBack(prompt llm.Message) {
+	all := e.session.Messages
+	if len(all) == 0 || all[len(all)-1].Role != llm.User {
+		return
+	}
+	rest, last := all[:len(all)-1:len(all)-1], all[len(all)-1].Parts
+	if p := last[len(last)-1]; p.Result != nil || p.Text != prompt.Text() {
+		return
+	}
+	if last = last[:len(last)-1]; len(last) > 0 {
+		rest = append(rest, llm.Message{Role: llm.User, Parts: last})
+	}
+	e.replace(rest)
+}
+
+// resume takes up the session, if that was not done.
+func (e *Engine) resume(to engine.Turn) (err error) {
 	if e.session == nil {
-		var err error
 		if e.config.SessionID == "" {
 			e.session, err = history.New(e.config.Home)
 		} else {
@@ -133,20 +167,7 @@ func (e *Engine) Prompt(ctx context.Context, text string, to engine.Turn) error 
 	}
 	to.Session(e.session.ID)
 	e.forgetOwn()
-	e.keep(said(text))
-	e.listen()
-	defer e.deafen()
-	to.Accept()
-	if e.provider == nil {
-		if err := e.begin(ctx); err != nil {
-			return err
-		}
-	}
-	e.system = e.describe()
-	t := turn{Engine: e, to: to}
-	err := t.run(ctx)
-	e.settle()
-	return err
+	return nil
 }
 
 // Steer implements engine.Steerer. The model gets text with its next step.

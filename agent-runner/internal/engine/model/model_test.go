@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"log"
@@ -44,9 +43,6 @@ func TestMain(m *testing.M) {
 			}
 			os.Exit(0)
 		}
-	}
-	if err := flag.Set("test.skip", programCases); err != nil { // the command line may say otherwise
-		panic(err)
 	}
 	enginetest.Main(m)
 }
@@ -397,7 +393,7 @@ func TestTextBetweenSteps(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for name, value := range map[string]string{
 		engine.OptionFirst: "soon", engine.OptionSilence: "-1s", engine.OptionSession: "0",
-		engine.OptionProvider: "acme", OptionContext: "1", OptionSteps: "x",
+		engine.OptionProvider: "acme", engine.OptionContext: "1", OptionSteps: "x",
 	} {
 		_, err := Open(engine.Config{Input: protocol.Input{EngineOptions: map[string]string{name: value}}})
 		if e, ok := errors.AsType[*engine.Error](err); !ok || e.Class != protocol.ClassInput || !strings.Contains(e.Text, name) {

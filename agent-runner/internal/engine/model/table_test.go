@@ -8,10 +8,6 @@ import (
 	"berth/agent-runner/internal/engine/enginetest"
 )
 
-// programCases are the cases of the table that are about an agent program; this
-// engine is none, and what they do to the program would hit the test.
-const programCases = "TestTable/.*/(missing-from-the-image|never-ready|garbage-before|ends-at-once|killed-for-memory)"
-
 // The cases that every engine has to pass.
 func TestTable(t *testing.T) {
 	open := func(c engine.Config) (engine.Engine, error) {
@@ -22,6 +18,6 @@ func TestTable(t *testing.T) {
 		return e, err
 	}
 	both(t, func(t *testing.T, provider string) {
-		enginetest.Run(t, enginetest.Subject{Open: open, Engine: "model", Provider: provider, System: true, Steers: true})
+		enginetest.Run(t, enginetest.Subject{Open: open, Engine: "model", Provider: provider, System: true, Steers: true, Skills: true})
 	})
 }

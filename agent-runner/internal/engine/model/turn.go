@@ -30,6 +30,17 @@ type turn struct {
 	steps   int
 }
 
+// carry makes sure that there is a model, and runs the turn.
+func (t *turn) carry(ctx context.Context) error {
+	if t.provider == nil {
+		if err := t.begin(ctx); err != nil {
+			return err
+		}
+	}
+	t.system = t.describe()
+	return t.run(ctx)
+}
+
 // run asks and does what the model wants until there is an answer and nothing new.
 func (t *turn) run(ctx context.Context) error {
 	for {
@@ -44,7 +55,9 @@ func (t *turn) run(ctx context.Context) error {
 		reply, err := t.next(ctx)
 		if f, ok := errors.AsType[*llm.Failure](err); ok && f.Kind == llm.Budget {
 			t.config.Log.Printf("model: ask: %v", f)
-			if t.end("I cannot answer now: " + cmp.Or(f.Message, "this group has used up its budget")) {
+			text := "I cannot answer now: " + cmp.Or(f.Message, "this group has used up its budget")
+			t.keep(llm.Message{Role: llm.Assistant, Parts: []llm.Part{{Text: text}}}) // so that it is not answered some day
+			if t.end(text) {
 				return nil
 			}
 			continue

@@ -59,7 +59,7 @@ func Environ(c engine.Config, address string) []string {
 	}
 	if address != "" {
 		// Of a name that is there twice the last one holds.
-		env = append(env, "ANTHROPIC_BASE_URL=http://"+address+"/anthropic", "OPENAI_BASE_URL=http://"+address+"/openai/v1")
+		env = append(env, "ANTHROPIC_BASE_URL=http://"+address+"/anthropic", "OPENAI_BASE_URL=http://"+address+"/openai/v1", "GOOGLE_GEMINI_BASE_URL=http://"+address+"/gemini")
 	}
 	return env
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log"
 	"net/http"
@@ -127,9 +126,14 @@ func TestCloseEndsTheGroup(t *testing.T) {
 	if took := time.Since(begun); took > 10*time.Second {
 		t.Errorf("took %v", took)
 	}
-	// Not ours to wait for: it is gone, or a zombie of whoever reaps here.
-	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid)); err == nil && !strings.Contains(string(stat), ") Z ") {
-		t.Errorf("the child lives: %s", stat)
+	// It is gone, or about to be: the kernel ends a group one by one.
+	child, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(child)
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}, 10_000); n != 1 {
+		t.Errorf("the child lives: %v", err)
 	}
 }
 
@@ -454,4 +458,18 @@ func FuzzLines(f *testing.F) {
 			t.Errorf("%d lines and %d skipped, want %d and %d", len(got), skipped, len(want), over)
 		}
 	})
+}
+
+// TestCounts: which calls say how the provider treats a run.
+func TestCounts(t *testing.T) {
+	for call, want := range map[string]bool{
+		"POST /anthropic/v1/messages": true, "POST /openai/v1/chat/completions": true, "POST /openai/v1/responses": true,
+		"POST /gemini/v1beta/models/gemini-x:generateContent": true, "POST /gemini/v1beta/models/gemini-x:streamGenerateContent": true,
+		"GET /anthropic/v1/messages": false, "POST /anthropic/v1/messages/count_tokens": false, "POST /gemini/v1beta/models/gemini-x:countTokens": false,
+	} {
+		method, path, _ := strings.Cut(call, " ")
+		if got := counts(httptest.NewRequest(method, path, nil)); got != want {
+			t.Errorf("%s: %v", call, got)
+		}
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,6 +26,8 @@ type Refusal struct {
 	Status     int           // of HTTP; 0: not known
 	Reason     string        // the gateway's own: its header Berth-Reason
 	Message    string        // the provider's words
+	Credit     bool          // they say that the account has no money left
+	Key        bool          // or that the key is none
 	RetryAfter time.Duration // 0: not said
 	Cut        bool          // the answer broke off
 }
@@ -38,6 +41,7 @@ type Refusal struct {
 // errors and nothing else.
 type Tap struct {
 	server *http.Server
+	onward *http.Transport
 	addr   string
 	wg     sync.WaitGroup
 
@@ -59,12 +63,15 @@ func OpenTap(gateway string, logger *log.Logger) (*Tap, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open the way to the gateway: %w", err)
 	}
-	t := &Tap{addr: l.Addr().String(), news: make(chan struct{}, 1)}
+	t := &Tap{
+		addr: l.Addr().String(), news: make(chan struct{}, 1),
+		onward: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute},
+	}
 	target := &url.URL{Scheme: "http", Host: gateway}
 	quiet := log.New(io.Discard, "", 0) // clients that hang up are nothing to tell
 	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
-		Transport:     &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute},
+		Transport:     t.onward,
 		FlushInterval: -1,
 		ErrorLog:      quiet,
 		ModifyResponse: func(r *http.Response) error {
@@ -99,6 +106,7 @@ func (t *Tap) Addr() string { return t.addr }
 func (t *Tap) Close() {
 	_ = t.server.Close()
 	t.wg.Wait()
+	t.onward.CloseIdleConnections()
 }
 
 // counts reports whether r asks a model for an answer.
@@ -106,7 +114,7 @@ func counts(r *http.Request) bool {
 	if r.Method != http.MethodPost {
 		return false
 	}
-	for _, end := range []string{"/messages", "/chat/completions", "/responses"} {
+	for _, end := range []string{"/messages", "/chat/completions", "/responses", ":generateContent", ":streamGenerateContent"} {
 		if strings.HasSuffix(r.URL.Path, end) {
 			return true
 		}
@@ -129,7 +137,7 @@ func (t *Tap) look(r *http.Response) {
 		body = nil
 	}
 	t.note(&Refusal{
-		Status: r.StatusCode, Reason: r.Header.Get("Berth-Reason"), Message: message(body),
+		Status: r.StatusCode, Reason: r.Header.Get("Berth-Reason"), Message: message(body), Credit: says(body, noCredit), Key: says(body, noKey),
 		RetryAfter: retryAfter(r.Header, time.Now()),
 	})
 }
@@ -227,7 +235,7 @@ func (t *Tap) Hopeless() bool {
 	failures := t.failures
 	t.mu.Unlock()
 	return last.RetryAfter >= longWait || failures >= maxFailures ||
-		failures >= 2 && (last.Status == 401 || last.Status == 402 || last.Status == 403)
+		failures >= 2 && (last.Status == 401 || last.Status == 402 || last.Status == 403 || last.Credit || last.Key)
 }
 
 // Polite returns what to answer in the chat if the refusal is no failure of
@@ -248,9 +256,9 @@ func (r Refusal) Err() *engine.Error {
 	switch {
 	case r.Reason == "no_key":
 		return &engine.Error{Class: protocol.ClassAuth, Text: "The host has no key for the model. The operator has been told" + said + "."}
-	case r.Status == 401, r.Status == 403:
+	case r.Status == 401, r.Status == 403, r.Key:
 		return &engine.Error{Class: protocol.ClassAuth, Text: fmt.Sprintf("The key was refused. The operator has been told (%d%s).", r.Status, said)}
-	case r.Status == 402:
+	case r.Status == 402, r.Credit:
 		return &engine.Error{Class: protocol.ClassAuth, Text: "The model's provider asks for payment. The operator has been told" + said + "."}
 	case r.Status == 404:
 		return &engine.Error{Class: protocol.ClassInput, Text: "The model's provider does not know this model, or this call" + said + "."}
@@ -258,12 +266,22 @@ func (r Refusal) Err() *engine.Error {
 		return &engine.Error{Class: protocol.ClassInput, Text: "The conversation is too large for the model's provider" + said + "."}
 	case r.Status == 429:
 		return &engine.Error{Class: protocol.ClassRateLimit, RetryAfter: r.RetryAfter, Text: "The model's provider has had too many requests" + said + "."}
-	case r.Status >= 500:
+	case r.Status >= 500, r.Status == http.StatusRequestTimeout, r.Status == http.StatusConflict, r.Status == http.StatusTooEarly:
 		return &engine.Error{RetryAfter: r.RetryAfter, Text: fmt.Sprintf("The model's provider has trouble at the moment (%d%s).", r.Status, said)}
 	case r.Status >= 400:
 		return &engine.Error{Class: protocol.ClassInput, Text: fmt.Sprintf("The model's provider did not accept the request (%d%s).", r.Status, said)}
 	}
 	return &engine.Error{Text: "The model's answer was lost on the way" + said + "."}
+}
+
+// What the body of an error says where the status does not.
+var (
+	noCredit = []string{"credit balance is too low", "insufficient_quota", "billing_error"} // Anthropic with 400, OpenAI with 429
+	noKey    = []string{"API_KEY_INVALID"}                                                  // Google with 400
+)
+
+func says(body []byte, any []string) bool {
+	return slices.ContainsFunc(any, func(words string) bool { return bytes.Contains(body, []byte(words)) })
 }
 
 // message returns the words in the body of an error of any provider.

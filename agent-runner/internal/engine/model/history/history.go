@@ -310,12 +310,24 @@ func fold(all []llm.Message, m llm.Message) []llm.Message {
 		switch {
 		case len(parts) == 0:
 		case last != nil && last.Role == llm.User:
-			last.Parts = append(slices.Clip(last.Parts), parts[:min(len(parts), max(0, 2*maxParts-len(last.Parts)))]...)
+			last.Parts = newest(append(slices.Clip(last.Parts), parts...))
 		default:
 			return append(all, llm.Message{Role: llm.User, Parts: parts})
 		}
 	}
 	return all
+}
+
+// newest drops the oldest texts of a user's message that has too many parts.
+func newest(parts []llm.Part) []llm.Part {
+	over := len(parts) - 2*maxParts
+	return slices.DeleteFunc(parts, func(p llm.Part) bool {
+		drop := over > 0 && p.Result == nil
+		if drop {
+			over--
+		}
+		return drop
+	})
 }
 
 // spoken returns the parts that an assistant's message may have.

@@ -192,6 +192,18 @@ func TestFold(t *testing.T) {
 	}
 }
 
+// Of very many prompts that nobody answered, the last ones count.
+func TestManyPrompts(t *testing.T) {
+	all := []llm.Message{said(llm.User, "go"), calls("a"), results("a")}
+	for i := range 3 * maxParts {
+		all = fold(all, said(llm.User, fmt.Sprint(i)))
+	}
+	last := all[2].Parts
+	if n := len(last); n != 2*maxParts || last[0].Result == nil || last[n-1].Text != fmt.Sprint(3*maxParts-1) || fault(all) != "" {
+		t.Errorf("%d parts, from %+v to %+v: %s", n, last[0], last[n-1], fault(all))
+	}
+}
+
 func TestReplace(t *testing.T) {
 	home := t.TempDir()
 	s, err := New(home)

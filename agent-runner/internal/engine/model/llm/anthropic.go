@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"berth/agent-runner/protocol"
 )
@@ -59,6 +60,7 @@ func (a *Anthropic) Stream(ctx context.Context, r Request, seen func(string)) (R
 		return Reply{}, &Failure{Kind: Broken, Message: "the answer is no stream but " + shorten(resp.Header.Get("Content-Type"))}
 	}
 	var s anthropicStream
+	said := time.Now()
 	for e, err := range events(resp.Body) {
 		if err != nil {
 			return Reply{}, broken(ctx, Broken, err)
@@ -70,7 +72,12 @@ func (a *Anthropic) Stream(ctx context.Context, r Request, seen func(string)) (R
 		if s.over {
 			return s.reply(), nil
 		}
-		seen(text)
+		if !s.quiet {
+			said = time.Now()
+		}
+		if time.Since(said) < longestQuiet {
+			seen(text)
+		}
 	}
 	return Reply{}, broken(ctx, Broken, errCut)
 }
@@ -184,6 +191,7 @@ type anthropicStream struct {
 	size   int
 	stop   string
 	usage  anthropicUsage
+	quiet  bool // the last event said nothing
 	over   bool
 }
 
@@ -204,7 +212,7 @@ type anthropicUsage struct {
 
 // take reads one event and returns the text that it adds.
 func (s *anthropicStream) take(e event) (text string, err error) {
-	if e.data == nil {
+	if s.quiet = e.data == nil; s.quiet {
 		return "", nil
 	}
 	var in struct {
@@ -226,6 +234,7 @@ func (s *anthropicStream) take(e event) (text string, err error) {
 	if err := json.Unmarshal(e.data, &in); err != nil {
 		return "", err
 	}
+	s.quiet = in.Type == "ping"
 	switch in.Type {
 	case "message_start":
 		s.usage = in.Message.Usage

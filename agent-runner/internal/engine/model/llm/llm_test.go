@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -49,6 +50,7 @@ func TestEvents(t *testing.T) {
 		{"comments", ": PROCESSING\n\n:\ndata: x\n\n", []string{": ", ": ", ": x"}},
 		{"other fields", "id: 1\nretry: 5\nfoo\ndata: x\n\n", []string{": x"}},
 		{"a name alone", "event: a\n\ndata: x\n\n", []string{": x"}},
+		{"no data", "data:\n\ndata: x\n\ndata: \n\ndata: y\n\n", []string{": ", ": x", ": ", ": y"}},
 		{"cut off", "data: x\n\ndata: y", []string{": x", ": y"}},
 		{"cut off in a field", "data: x\n\ndat", []string{": x"}},
 		{"a mark at the start", "\uFEFFdata: x\n\n", []string{": x"}},
@@ -268,6 +270,72 @@ func TestOpenAIStream(t *testing.T) {
 	}
 }
 
+// A stream that is kept alive and says nothing else does not live for ever.
+func TestKeepAlives(t *testing.T) {
+	for name, tt := range map[string]struct {
+		keep, said string
+		provider   func(Endpoint) Provider
+	}{
+		"comments":           {": still here\n\n", `{"choices":[{"delta":{"content":"a"}}]}`, func(e Endpoint) Provider { return NewOpenAI(e) }},
+		"pings":              {"event: ping\ndata: {\"type\":\"ping\"}\n\n", `{"type":"message_start"}`, func(e Endpoint) Provider { return NewAnthropic(e) }},
+		"anthropic comments": {":\n", `{"type":"message_start"}`, func(e Endpoint) Provider { return NewAnthropic(e) }},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r, w := io.Pipe()
+			answer := roundTrip(func(*http.Request) (*http.Response, error) {
+				return &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {"text/event-stream"}}, Body: r}, nil
+			})
+			p := tt.provider(Endpoint{Base: "http://x"})
+			switch p := p.(type) {
+			case *OpenAI:
+				p.client.http.Transport = answer
+			case *Anthropic:
+				p.client.http.Transport = answer
+			}
+			go func() {
+				for i := range 2 * int(longestQuiet/(15*time.Second)) {
+					time.Sleep(15 * time.Second)
+					text := tt.keep
+					if i == 9 {
+						text = "data: " + tt.said + "\n\n"
+					}
+					if _, err := io.WriteString(w, text); err != nil {
+						t.Error(err)
+					}
+				}
+				_ = w.Close()
+			}()
+			began, last := time.Now(), time.Duration(0)
+			_, err := p.Stream(t.Context(), hello, func(string) { last = time.Since(began) })
+			if f, ok := errors.AsType[*Failure](err); !ok || f.Kind != Broken {
+				t.Errorf("%s: %v", name, err)
+			}
+			if want := 10*15*time.Second + longestQuiet - 15*time.Second; last != want {
+				t.Errorf("%s: the last sign of life was after %v, want %v", name, last, want)
+			}
+		})
+	}
+}
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// Calls of one message that have one id are calls of their own all the same.
+func TestOpenAICallsOfOneID(t *testing.T) {
+	url, _ := serve(t, 200, nil, `data: {"choices":[{"delta":{"tool_calls":[{"index":0,"id":"x","function":{"name":"x","arguments":"{}"}}]}}]}
+
+data: {"choices":[{"delta":{"tool_calls":[{"index":1,"id":"x","function":{"name":"x","arguments":"{\"b\":1}"}}]},"finish_reason":"tool_calls"}]}
+
+`)
+	got, _, err := ask(t, NewOpenAI(Endpoint{Base: url}), hello)
+	check(t, err)
+	calls := got.Message.Calls()
+	if len(calls) != 2 || calls[0].ID != "x" || calls[1].ID == "x" || calls[1].ID == "" || calls[1].Input != `{"b":1}` {
+		t.Errorf("calls %+v", calls)
+	}
+}
+
 // Servers that almost speak the protocol.
 func TestOpenAIQuirks(t *testing.T) {
 	chunk := func(choice string) string { return "data: {\"choices\":[" + choice + "]}\n\n" }
@@ -285,6 +353,7 @@ func TestOpenAIQuirks(t *testing.T) {
 		{name: "half a stream", body: chunk(`{"delta":{"content":"a"}}`), fails: Broken},
 		{name: "nothing", body: "", fails: Broken},
 		{name: "not streamed", header: json200, body: `{"choices":[{"message":{"content":"a","tool_calls":[{"id":"1","function":{"name":"x","arguments":"{}"}}]}}]}`, want: []Part{{Text: "a"}, call("1", "{}")}},
+		{name: "empty events", body: "data:\n\n" + chunk(`{"delta":{"content":"a"}}`) + "data: \n\n" + stop + "data: \n\n", want: []Part{{Text: "a"}}},
 		{name: "not JSON", header: json200, body: `<html>`, fails: Broken},
 		{name: "whole calls with one index", body: chunk(`{"delta":{"tool_calls":[{"index":0,"id":"1","function":{"name":"x","arguments":"{}"}}]}}`) +
 			chunk(`{"delta":{"tool_calls":[{"index":0,"id":"2","function":{"name":"x","arguments":"{\"b\":1}"}}]}}`) + stop, want: []Part{call("1", "{}"), call("2", `{"b":1}`)}},

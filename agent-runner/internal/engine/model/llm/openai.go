@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 )
 
 var _ Provider = (*OpenAI)(nil)
@@ -68,11 +69,14 @@ func (o *OpenAI) Stream(ctx context.Context, r Request, seen func(string)) (Repl
 		}
 		return s.reply(), nil
 	}
+	said := time.Now()
 	for e, err := range events(resp.Body) {
 		switch {
 		case err != nil:
-		case e.data == nil:
-			seen("") // a comment
+		case e.data == nil: // a comment
+			if time.Since(said) < longestQuiet {
+				seen("")
+			}
 			continue
 		case string(bytes.TrimSpace(e.data)) == "[DONE]":
 			if s.ended {
@@ -80,6 +84,7 @@ func (o *OpenAI) Stream(ctx context.Context, r Request, seen func(string)) (Repl
 			}
 			err = errCut
 		default:
+			said = time.Now()
 			err = s.take(e.data)
 		}
 		if err != nil {
@@ -385,10 +390,13 @@ func (s *openAIStream) reply() Reply {
 	if text := withoutThought(s.text.String()); text != "" {
 		r.Message.Parts = append(r.Message.Parts, Part{Text: text})
 	}
+	ids := make(map[string]bool)
 	for _, p := range s.calls {
-		if p.id == "" {
+		// Some servers name calls by their function, or not at all.
+		if p.id == "" || ids[p.id] {
 			p.id = "call_" + rand.Text()
 		}
+		ids[p.id] = true
 		r.Message.Parts = append(r.Message.Parts, Part{Call: &Call{ID: p.id, Name: p.name, Input: p.args.String(), Extra: p.extra}})
 	}
 	return r

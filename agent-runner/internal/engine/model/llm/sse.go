@@ -8,13 +8,19 @@ import (
 	"io"
 	"iter"
 	"strings"
+	"time"
 )
 
 // maxEvent is the most that one event may have, in bytes: a tool's arguments may
 // come in one.
 const maxEvent = 4 << 20
 
-// event is one server-sent event. One without data is a comment: a sign of life.
+// longestQuiet is how long events that say nothing count as signs of life: a proxy
+// may send them for ever for a model that is gone.
+const longestQuiet = 30 * time.Minute
+
+// event is one server-sent event. One without data is a comment, or as good as one:
+// a sign of life.
 type event struct {
 	name string
 	data []byte // valid until the next event
@@ -45,7 +51,7 @@ func events(r io.Reader) iter.Seq2[event, error] {
 				first = false
 			}
 			if len(line) == 0 {
-				if has && !yield(event{name, data}, nil) {
+				if has && !yield(event{name, full(data)}, nil) {
 					return
 				}
 				name, data, has = "", data[:0], false
@@ -72,12 +78,21 @@ func events(r io.Reader) iter.Seq2[event, error] {
 			}
 			if err != nil { // the end
 				if has {
-					yield(event{name, data}, nil)
+					yield(event{name, full(data)}, nil)
 				}
 				return
 			}
 		}
 	}
+}
+
+// full returns data, or nil if there is nothing in it: some servers keep a
+// connection alive with such events.
+func full(data []byte) []byte {
+	if len(bytes.TrimSpace(data)) == 0 {
+		return nil
+	}
+	return data
 }
 
 // readLine appends a line without its end to line: \n or \r\n. The protocol also

@@ -42,8 +42,9 @@ const protocolVersion = "2025-06-18"
 
 // server is a tool server and its process. It is safe for concurrent use.
 type server struct {
-	spec engine.ToolServer
-	box  *Box
+	spec  engine.ToolServer
+	box   *Box
+	offer []tool // nil: it was not there yet; of the goroutine of Start
 
 	mu       sync.Mutex
 	session  *mcp.ClientSession // nil if there is none
@@ -53,14 +54,14 @@ type server struct {
 	stopping bool
 }
 
-// start starts the server and returns its tools.
+// start starts the server and returns its tools, never nil without an error.
 func (s *server) start(ctx context.Context) ([]tool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.connectLocked(ctx); err != nil {
 		return nil, err
 	}
-	var tools []tool
+	tools := []tool{}
 	for t, err := range s.session.Tools(ctx, nil) {
 		if err != nil {
 			s.endLocked()
@@ -271,7 +272,7 @@ func (s *server) call(ctx context.Context, name string, input json.RawMessage) (
 	if err != nil {
 		return "", err
 	}
-	result, err := session.CallTool(ctx, &mcp.CallToolParams{Name: name, Arguments: input})
+	result, err := s.ask(ctx, session, &mcp.CallToolParams{Name: name, Arguments: input})
 	if err != nil {
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
@@ -283,6 +284,34 @@ func (s *server) call(ctx context.Context, name string, input json.RawMessage) (
 		return text, refused("the tool failed")
 	}
 	return text, nil
+}
+
+// ask is session.CallTool, but returns soon after ctx has ended also if the server
+// does not read: the call would wait for that in a write.
+func (s *server) ask(ctx context.Context, session *mcp.ClientSession, params *mcp.CallToolParams) (result *mcp.CallToolResult, err error) {
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		result, err = session.CallTool(ctx, params)
+	}()
+	select {
+	case <-answered:
+		return result, err
+	case <-ctx.Done():
+	}
+	select {
+	case <-answered:
+		return result, err
+	case <-time.After(byeGrace):
+	}
+	s.box.config.Log.Printf("%s does not read what it is asked: it is ended", s.spec.Name)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.session == session {
+		s.endLocked()
+	}
+	<-answered // the pipe is closed
+	return nil, context.Cause(ctx)
 }
 
 // contents returns a result as a text.

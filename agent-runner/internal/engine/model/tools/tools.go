@@ -35,13 +35,14 @@ const (
 	callTimeout = 30 * time.Minute // of a call that has no shorter one
 )
 
-// Box holds the tools of one run. Start is called first and Close last; Run may
-// be called from one goroutine at a time.
+// Box holds the tools of one run. Start is called first and Close last; Start and
+// Run may be called from one goroutine at a time.
 type Box struct {
 	config  engine.Config
 	env     []string
 	web     *http.Client
-	tools   []tool // fixed after Start
+	own     []tool
+	tools   []tool // own, and those of the servers; fixed between two calls of Start
 	servers []*server
 	writing sync.Mutex // one change of a file at a time
 }
@@ -58,7 +59,11 @@ func refused(format string, args ...any) error { return fmt.Errorf(format, args.
 // New returns a box with the tools that need no server.
 func New(c engine.Config) *Box {
 	b := &Box{config: c, env: environ(c), web: newWeb(c.Gateway)}
-	b.tools = []tool{b.bash(), b.read(), b.write(), b.edit(), b.glob(), b.grep(), b.fetch()}
+	b.own = []tool{b.bash(), b.read(), b.write(), b.edit(), b.glob(), b.grep(), b.fetch()}
+	b.tools = b.own
+	for _, s := range c.Tools {
+		b.servers = append(b.servers, &server{spec: s, box: b})
+	}
 	return b
 }
 
@@ -87,22 +92,28 @@ func environ(c engine.Config) []string {
 }
 
 // Start starts the run's tool servers and asks them for their tools. One that
-// does not answer before ctx ends is left out, with a line in the log.
+// does not answer before ctx ends is left out, with a line in the log, until Start is
+// called again; the others are then left as they are.
 func (b *Box) Start(ctx context.Context) {
 	var wg sync.WaitGroup
-	offers := make([][]tool, len(b.config.Tools))
-	b.servers = make([]*server, len(b.config.Tools))
-	for i, s := range b.config.Tools {
-		b.servers[i] = &server{spec: s, box: b}
+	for _, s := range b.servers {
+		if s.offer != nil {
+			continue
+		}
 		wg.Go(func() {
 			var err error
-			if offers[i], err = b.servers[i].start(ctx); err != nil {
-				b.config.Log.Printf("tools of %s are not there: %v", s.Name, err)
+			if s.offer, err = s.start(ctx); err != nil {
+				b.config.Log.Printf("tools of %s are not there: %v", s.spec.Name, err)
 			}
 		})
 	}
 	wg.Wait()
-	for _, t := range slices.Concat(offers...) {
+	b.tools = slices.Clone(b.own)
+	var offers []tool
+	for _, s := range b.servers {
+		offers = append(offers, s.offer...)
+	}
+	for _, t := range offers {
 		switch {
 		case len(b.tools) >= maxTools:
 			b.config.Log.Printf("there are more than %d tools: %s and those after it are left out", maxTools, t.Name)

@@ -56,6 +56,9 @@ func serveTools(faults []string) int {
 	if has["mute"] {
 		select {}
 	}
+	if has["deaf"] {
+		return serveDeaf()
+	}
 	if has["garbage"] {
 		fmt.Println("starting up …")
 		fmt.Fprintln(os.Stderr, "a complaint")
@@ -108,6 +111,27 @@ func serveTools(faults []string) int {
 	})
 	if err := server.Run(context.Background(), &mcp.StdioTransport{}); err != nil {
 		return 1
+	}
+	return 0
+}
+
+// serveDeaf is a tool server that reads nothing more once it has told its tools.
+func serveDeaf() int {
+	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+		var m struct {
+			ID     json.RawMessage
+			Method string
+		}
+		if json.Unmarshal(lines.Bytes(), &m) != nil {
+			return 1
+		}
+		switch m.Method {
+		case "initialize":
+			fmt.Printf(`{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"deaf","version":"1"}}}`+"\n", m.ID)
+		case "tools/list":
+			fmt.Printf(`{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"echo","inputSchema":{"type":"object"}}]}}`+"\n", m.ID)
+			select {}
+		}
 	}
 	return 0
 }
@@ -537,6 +561,51 @@ func TestMuteServer(t *testing.T) {
 	}
 	if got := b.run(t, "good_echo", in{"text": "hi"}); !strings.HasPrefix(got, "good hi ") {
 		t.Errorf("got %s", got)
+	}
+}
+
+// A server that does not read holds a call up until its time is over and no longer,
+// also the next one.
+func TestDeafServer(t *testing.T) {
+	b, out := newBox(t, program("deaf", "deaf"))
+	input, err := json.Marshal(in{"text": strings.Repeat("x", 1<<20)})
+	check(t, err)
+	for range 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := b.servers[0].call(ctx, "echo", input)
+			ended <- err
+		}()
+		select {
+		case err := <-ended:
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+		case <-time.After(20 * time.Second):
+			t.Fatal("the call goes on")
+		}
+		cancel()
+	}
+	if !strings.Contains(out.String(), "does not read") {
+		t.Errorf("log: %s", out)
+	}
+}
+
+// A second start, after the first one was stopped, starts what is missing alone.
+func TestStartAgain(t *testing.T) {
+	b, out := newBox(t, program("good"), program("mute", "mute"))
+	first := b.run(t, "good_echo", in{"text": "hi"})
+	n := len(b.Tools())
+	b.config.Log.Print("again")
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	b.Start(ctx)
+	if again := b.run(t, "good_echo", in{"text": "hi"}); again != first || len(b.Tools()) != n {
+		t.Errorf("first %s and %d tools, then %s and %d", first, n, again, len(b.Tools()))
+	}
+	if strings.Contains(out.String(), "two tools") || strings.Count(out.String(), "tools of mute are not there") != 2 {
+		t.Errorf("log: %s", out)
 	}
 }
 
