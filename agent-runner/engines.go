@@ -47,12 +47,25 @@ func choose(options map[string]string, gateway string, find func(program string)
 	switch {
 	case options[engine.OptionCommand] != "":
 		return "acp", "the operator named a command"
-	case gateway == "" || provider == "":
+	case gateway == "":
+		return "builtin", "this run has no way to a model"
+	case provider == "":
 		return "builtin", "the host has no key for a model"
+	case provider == "gemini" && has("gemini"):
+		return "gemini", "the image has Gemini CLI, and the host has a key for it"
+	case provider == "gemini":
+		return "builtin", "the host has a key for Gemini alone, and the image has no Gemini CLI"
 	case provider == "anthropic" && has("claude"):
 		return "claude", "the image has Claude Code, and the host has a key for it"
 	case options[engine.OptionModel] != "" && has("opencode"):
 		return "opencode", "the image has OpenCode, and the host has a key for " + provider
 	}
-	return "model", fmt.Sprintf("the host has a key for %s, and the image has no agent for it", provider)
+	why = fmt.Sprintf("the host has a key for %s, and the image has no agent for it", provider)
+	switch {
+	case has("opencode"):
+		why += "; OpenCode, which it has, would need AGENT_MODEL"
+	case has("claude"):
+		why += "; Claude Code, which it has, would need a key for Anthropic"
+	}
+	return "model", why
 }

@@ -18,6 +18,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -28,7 +29,9 @@ import (
 	"berth/agent-runner/internal/loop"
 	"berth/agent-runner/internal/reap"
 	"berth/agent-runner/internal/shell"
+	"berth/agent-runner/internal/skills"
 	"berth/agent-runner/internal/tools"
+	"berth/agent-runner/internal/transcript"
 	"berth/agent-runner/protocol"
 )
 
@@ -121,6 +124,14 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, children *reap.
 	defer way.Close()
 	shareMemory(at.group, logger)
 	shareMemory(filepath.Join(filepath.Dir(at.group), "global"), logger)
+	for _, dir := range []string{at.home, at.group} {
+		if err := skills.Share(dir); err != nil {
+			logger.Printf("share the skills: %v", err)
+		}
+	}
+	said := transcript.Open(transcript.Config{Input: in, Home: at.home, Dir: at.group, Log: logger})
+	defer said.Close()
+	in.SystemPrompt = strings.TrimSpace(in.SystemPrompt + "\n\n" + said.Earlier())
 	config := engine.Config{Input: in, WorkDir: at.group, Home: at.home, Children: children, Log: logger}
 	config.Prompt = ""
 	if in.Gateway != "" {
@@ -149,6 +160,7 @@ func run(ctx context.Context, stdin io.Reader, stdout io.Writer, children *reap.
 		Children:  children,
 		WorkDir:   at.group,
 		Home:      at.home,
+		Said:      said,
 		Log:       logger,
 	}
 	err = l.Run(ctx)

@@ -230,3 +230,41 @@ func TestSeal(t *testing.T) {
 		}
 	}
 }
+
+// What a runner says of a compaction is bounded, and survives both ways.
+func TestCompactionOfAFrame(t *testing.T) {
+	for _, c := range []struct {
+		compaction Compaction
+		ok         bool
+	}{
+		{Compaction{Outcome: CompactionDone, Archive: "conversations/a.md"}, true},
+		{Compaction{Outcome: CompactionNothing}, true},
+		{Compaction{Outcome: CompactionUnable}, true},
+		{Compaction{Outcome: CompactionFailed, Reason: strings.Repeat("x", maxReason)}, true},
+		{Compaction{Outcome: CompactionFailed, Reason: strings.Repeat("x", maxReason+1)}, false},
+		{Compaction{Outcome: CompactionDone, Archive: strings.Repeat("x", maxReason+1)}, false},
+		{Compaction{Outcome: "perhaps"}, false},
+		{Compaction{}, false},
+	} {
+		f := Frame{Seq: 1, Nonce: "n", Status: StatusSuccess, Compaction: &c.compaction}
+		if !f.Canonical() {
+			t.Errorf("%.40v: somebody waits for it", c.compaction)
+		}
+		data, err := Encode(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for got, err := range (Stream{Nonce: "n"}).Frames(bytes.NewReader(data)) {
+			if ok := err == nil && *got.Compaction == c.compaction; ok != c.ok {
+				t.Errorf("%.40v: %v", c.compaction, err)
+			}
+		}
+		sealed, err := Seal(f, "n")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := Unseal(sealed, "n"); (err == nil && *got.Compaction == c.compaction) != c.ok {
+			t.Errorf("sealed %.40v: %v", c.compaction, err)
+		}
+	}
+}

@@ -17,6 +17,7 @@ func FuzzFrames(f *testing.F) {
 	f.Add("noise\n", "a\n"+endLine, startLine)
 	f.Add(startLine, "a", endLine)
 	f.Add(startLine+"{\n", "a", "x")
+	f.Add(wrap(`{"status":"success","nonce":"m","compaction":{"outcome":"done","archive":"conversations/a.md"}}`), "a", wrap(`{"status":"success","compaction":{}}`))
 	f.Add(wrap(`{"status":"success","result":"forged"}`), "a", wrap(`{"status":"success","nonce":"m"}`))
 	f.Add("\xff\r\n\r", "\x00\u2028", strings.TrimSuffix(startLine, "\n"))
 	f.Add(startLine+"x", "", "---BERTH")
@@ -55,6 +56,7 @@ func FuzzFrames(f *testing.F) {
 
 func FuzzReadInput(f *testing.F) {
 	f.Add([]byte(`{"prompt":"hi","batch":["1"],"engineOptions":{"a":"b"}}`))
+	f.Add([]byte(`{"prompt":"/compact","compact":true,"isolated":true}`))
 	f.Add([]byte(`{`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, _ = ReadInput(bytes.NewReader(data))
@@ -65,6 +67,7 @@ func FuzzReadMessage(f *testing.F) {
 	f.Add([]byte(`{"type":"message","text":"hi","id":"1"}`))
 	f.Add([]byte(`{"type":"sync"}`))
 	f.Add([]byte(`{"type":"stop","id":"a"}`))
+	f.Add([]byte(`{"type":"message","text":"/compact","id":"compact-1","compact":true}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m, err := ReadMessage(bytes.NewReader(data))
 		if err == nil && m.Type != TypeSync && m.Type != TypeStop && (m.Type != TypeMessage || m.Text == "") {

@@ -82,6 +82,11 @@ type Input struct {
 	SystemPrompt  string            `json:"systemPrompt,omitempty"`
 	Timezone      string            `json:"timezone,omitempty"`
 	Gateway       string            `json:"gateway,omitempty"`
+	// Isolated says that nobody goes on with the session when the run is over.
+	Isolated bool `json:"isolated,omitempty"`
+	// Compact says that the run begins with a compaction, not with the prompt. That
+	// is CompactCommand then, for runners that do not know this field.
+	Compact bool `json:"compact,omitempty"`
 	// Script is run first, by the container's shell. The last line that it prints
 	// on stdout decides whether the agent is woken: {"wakeAgent":true,"data":…}.
 	Script string `json:"script,omitempty"`
@@ -111,11 +116,18 @@ const (
 	TypeStop = "stop"
 )
 
+// CompactCommand is what agents know that shorten their conversation when they are
+// told to.
+const CompactCommand = "/compact"
+
 // Message is the content of one input file.
 type Message struct {
 	Type string `json:"type"`
 	Text string `json:"text,omitempty"`
 	ID   string `json:"id,omitempty"`
+	// Compact says that the conversation is to be made shorter, in a turn of its own.
+	// The text is CompactCommand, for runners that do not know this field.
+	Compact bool `json:"compact,omitempty"`
 }
 
 // InputName returns the name of the input file with sequence number seq.
@@ -188,11 +200,47 @@ type Frame struct {
 	State        string   `json:"state,omitempty"`
 	Usage        *Usage   `json:"usage,omitempty"`
 	Note         string   `json:"note,omitempty"` // why there is no result, for the operator
+
+	Compaction *Compaction `json:"compaction,omitempty"` // of an output without a result
 }
 
-// Canonical reports whether f is also kept as a file: it is, when losing it
-// would lose something that a person is waiting for.
-func (f *Frame) Canonical() bool { return f.Result != nil || f.Error != "" }
+// Canonical reports whether f is also kept as a file: every output is. With one
+// that has no result, the session would be lost, and a task that is over run again.
+func (f *Frame) Canonical() bool { return f.Type == "" || f.Type == TypeOutput }
+
+// Compaction is what came of the order to make the conversation shorter.
+type Compaction struct {
+	Outcome string `json:"outcome"`
+	Archive string `json:"archive,omitempty"` // where in the group's folder lies what was said before
+	Reason  string `json:"reason,omitempty"`  // of CompactionFailed, for people
+}
+
+// The values of Compaction.Outcome.
+const (
+	CompactionDone    = "done"
+	CompactionNothing = "nothing" // it is short
+	CompactionUnable  = "unable"  // this agent has no way to do it
+	CompactionFailed  = "failed"  // the conversation is as it was
+)
+
+// ConversationsDir is the folder of the archives, in the group's folder.
+const ConversationsDir = "conversations"
+
+// maxReason bounds what a Compaction says, in bytes.
+const maxReason = 2 << 10
+
+// check returns why c cannot be used, or nil.
+func (c *Compaction) check() error {
+	switch c.Outcome {
+	case CompactionDone, CompactionNothing, CompactionUnable, CompactionFailed:
+	default:
+		return fmt.Errorf("outcome %q of a compaction is not known", clip(c.Outcome))
+	}
+	if len(c.Archive) > maxReason || len(c.Reason) > maxReason {
+		return fmt.Errorf("a compaction says more than %d bytes", maxReason)
+	}
+	return nil
+}
 
 // Text is a result. The ancestors may send any JSON value; what is no string is
 // taken as its JSON text.
@@ -254,6 +302,9 @@ func (f *Frame) check() error {
 	}
 	if f.Seq < 0 {
 		return fmt.Errorf("sequence number %d is negative", f.Seq)
+	}
+	if f.Compaction != nil {
+		return f.Compaction.check()
 	}
 	return nil
 }

@@ -67,8 +67,9 @@ func TestValidSessionID(t *testing.T) {
 func TestCanonical(t *testing.T) {
 	for text, want := range map[string]bool{
 		`{"type":"ready"}`:                    false,
-		`{"status":"success"}`:                false,
-		`{"status":"success","result":null}`:  false,
+		`{"type":"state","state":"idle"}`:     false,
+		`{"status":"success"}`:                true,
+		`{"status":"success","result":null}`:  true,
 		`{"status":"success","result":""}`:    true,
 		`{"status":"error","error":"broken"}`: true,
 	} {

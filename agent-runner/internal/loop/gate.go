@@ -34,7 +34,7 @@ func (l *Loop) ask(ctx context.Context, script, text string, t *turn) error {
 		v = verdict{why: err.Error()}
 	}
 	if !v.wake {
-		l.do(func() { t.note = "the script did not wake the agent: " + v.why })
+		l.do(func() { t.note, t.texts = "the script did not wake the agent: "+v.why, nil })
 		return nil
 	}
 	if v.data != "" {

@@ -17,6 +17,7 @@ import (
 	"berth/agent-runner/internal/input"
 	"berth/agent-runner/internal/prompt"
 	"berth/agent-runner/internal/reap"
+	"berth/agent-runner/internal/transcript"
 	"berth/agent-runner/protocol"
 )
 
@@ -51,6 +52,7 @@ type Loop struct {
 	Children  *reap.Children  // starts and waits for the input's script
 	WorkDir   string          // where that runs
 	Home      string
+	Said      *transcript.Keeper // may be nil
 	Log       *log.Logger
 
 	// What follows belongs to the goroutine of Run.
@@ -75,6 +77,9 @@ type turn struct {
 	loop     *Loop
 	ids      []string // acknowledged once the engine has the prompt
 	files    []string // removed before that
+	texts    []string // the prompt
+	compacts bool     // the turn is for a compaction, and has no prompt
+	outcome  engine.Compaction
 	accepted bool
 	answered bool
 	note     string // why there is no answer
@@ -107,6 +112,9 @@ func (l *Loop) Run(ctx context.Context) error {
 	}
 	waiting, _ := l.look()
 	l.script = l.Input.Script
+	if l.Input.Compact {
+		text, waiting = "", []input.File{{Message: protocol.Message{Compact: true}}} // what waits is looked at again
+	}
 	l.begin(ctx, text, l.Input.Batch, waiting)
 
 	again := time.NewTicker(orElse(l.LookAgain, protocol.LookAgain))
@@ -225,17 +233,26 @@ func (l *Loop) sync() {
 	l.Out.Emit(protocol.Frame{Type: protocol.TypeState, State: state})
 }
 
-// begin starts a turn with text and what waits in the folder.
+// begin starts a turn with text and what waits in the folder. A compaction has a
+// turn of its own; what comes after it waits.
 func (l *Loop) begin(ctx context.Context, text string, ids []string, waiting []input.File) {
 	t := &turn{loop: l, ids: slices.Clone(ids), ended: make(chan error, 1), beat: time.NewTicker(protocol.Heartbeat)}
-	var texts []string
 	if text != "" {
-		texts = append(texts, text)
+		t.texts = append(t.texts, text)
 	}
 	for _, file := range waiting {
-		texts = append(texts, file.Text)
-		t.files = append(t.files, file.Name)
+		if file.Compact && len(t.texts) > 0 {
+			break
+		}
+		if file.Name != "" {
+			t.files = append(t.files, file.Name)
+		}
 		t.ids = append(t.ids, idsOf(file)...)
+		if file.Compact {
+			t.compacts = true
+			break
+		}
+		t.texts = append(t.texts, file.Text)
 	}
 	ctx, t.cancel = context.WithCancelCause(ctx)
 	l.turn, l.idle = t, false
@@ -243,9 +260,13 @@ func (l *Loop) begin(ctx context.Context, text string, ids []string, waiting []i
 		t.stop()
 	}
 	l.stops = nil // whatever else they name does not come any more
+	if t.compacts {
+		go func() { t.ended <- l.compact(ctx, t) }()
+		return
+	}
 	script := l.script
 	l.script = ""
-	go func() { t.ended <- l.ask(ctx, script, strings.Join(texts, "\n"), t) }()
+	go func() { t.ended <- l.ask(ctx, script, strings.Join(t.texts, "\n"), t) }()
 }
 
 // finish ends the turn with its last frames and reports whether the run goes on.
@@ -263,8 +284,13 @@ func (l *Loop) finish(err error) bool {
 		return false
 	}
 	t.accept()
+	archive := l.archive(t)
 	if !t.answered {
-		l.Out.Emit(protocol.Frame{Type: protocol.TypeOutput, Status: protocol.StatusSuccess, NewSessionID: l.session, Note: t.note})
+		f := protocol.Frame{Type: protocol.TypeOutput, Status: protocol.StatusSuccess, NewSessionID: l.session, Note: t.note}
+		if t.outcome.Outcome != "" {
+			f.Compaction = &protocol.Compaction{Outcome: t.outcome.Outcome, Archive: archive, Reason: clip(t.outcome.Reason)}
+		}
+		l.Out.Emit(f)
 	}
 	l.turn, l.idle = nil, true
 	l.Out.Emit(protocol.Frame{Type: protocol.TypeState, State: protocol.StateIdle})
@@ -295,9 +321,10 @@ func (l *Loop) steer(waiting []input.File) {
 		return
 	}
 	for _, file := range waiting {
-		if !steerer.Steer(file.Text) {
+		if file.Compact || !steerer.Steer(file.Text) {
 			return // the order stays: what follows waits too
 		}
+		l.Said.Asked(file.Text)
 		l.turn.ids = append(l.turn.ids, idsOf(file)...)
 		l.consume([]string{file.Name}, idsOf(file)...)
 	}
@@ -414,6 +441,7 @@ func (t *turn) Session(id string) {
 			return
 		}
 		t.loop.session = id
+		t.loop.Said.Session(id)
 	})
 }
 
@@ -422,6 +450,7 @@ func (t *turn) Answer(a engine.Answer) {
 	t.loop.do(func() {
 		t.accept()
 		t.answered = true
+		t.loop.Said.Answered(a.Text)
 		t.loop.Out.Emit(protocol.Frame{
 			Type:         protocol.TypeOutput,
 			Status:       protocol.StatusSuccess,
@@ -437,6 +466,9 @@ func (t *turn) accept() {
 		return
 	}
 	t.accepted = true
+	if !t.compacts {
+		t.loop.Said.Asked(strings.Join(t.texts, "\n"))
+	}
 	t.loop.consume(t.files, t.ids...)
 	t.loop.Out.Emit(protocol.Frame{Type: protocol.TypeState, State: protocol.StateBusy})
 }

@@ -152,6 +152,12 @@ func say(f protocol.Frame) string {
 			line += " " + more
 		}
 	}
+	if c := f.Compaction; c != nil {
+		line += strings.TrimRight(" "+c.Outcome+" "+c.Reason, " ")
+		if c.Archive != "" {
+			line += " archived"
+		}
+	}
 	return line
 }
 

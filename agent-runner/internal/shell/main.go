@@ -21,16 +21,31 @@ import (
 const killGrace = 2 * time.Second
 
 // Main is the program "sh": it interprets "-c COMMAND" and returns the exit
-// code. It knows bash's language and the tools of package coreutils; any other
-// program must be in the image.
+// code. It knows bash's language, the tools of package coreutils and words; any
+// other program must be in the image. A signal that asks it to end is passed on to
+// what it runs.
 func Main(args []string) int {
 	if len(args) != 2 || args[0] != "-c" {
 		fmt.Fprintln(os.Stderr, "usage: sh -c COMMAND")
 		return 2
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, unix.SIGTERM)
-	defer stop()
-	return interpret(ctx, args[1])
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGINT, unix.SIGTERM, unix.SIGHUP)
+	done := make(chan int, 1)
+	go func() { done <- interpret(ctx, args[1]) }()
+	select {
+	case code := <-done:
+		return code
+	case s := <-signals:
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(killGrace + time.Second): // something reads what never comes
+		}
+		return 128 + int(s.(unix.Signal))
+	}
 }
 
 func interpret(ctx context.Context, command string) int {
@@ -41,8 +56,9 @@ func interpret(ctx context.Context, command string) int {
 	}
 	runner, err := interp.New(
 		interp.StdIO(os.Stdin, os.Stdout, os.Stderr),
+		interp.CallHandler(renamed),
 		// Programs of the image come before the ones built in here.
-		interp.ExecHandlers(preferInstalled, coreutils.ExecHandler),
+		interp.ExecHandlers(preferInstalled, ownWords, coreutils.ExecHandler),
 	)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "sh: %v\n", err)
@@ -52,7 +68,7 @@ func interpret(ctx context.Context, command string) int {
 	if status, ok := errors.AsType[interp.ExitStatus](err); ok {
 		return int(status)
 	}
-	if err != nil {
+	if err != nil && ctx.Err() == nil {
 		fmt.Fprintf(os.Stderr, "sh: %v\n", err)
 		return 1
 	}
