@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -94,6 +95,8 @@ func FuzzRequest(f *testing.F) {
 		"CONNECT 127.0.0.1:22 HTTP/1.1\r\nHost: x\r\n\r\nSSH", "CONNECT ok.example.org:443 HTTP/1.1\r\nHost: x\r\n\r\n", "CONNECT a@b:443 HTTP/1.1\r\nHost: x\r\n\r\n",
 		"GET http://u:p@ok.example.org/ HTTP/1.1\r\nHost: x\r\n\r\n", "GET https://ok.example.org/ HTTP/1.1\r\nHost: x\r\n\r\n", "GET http://ok.example.org:80/ HTTP/1.1\r\nHost: x\r\n\r\n",
 		"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n", "GET /anthropic/v1/models?x=%0d%0aX:y HTTP/1.0\r\n\r\n", "\x16\x03\x01\x00",
+		"POST /gemini/v1beta/models/m:streamGenerateContent?alt=sse&key=x HTTP/1.1\r\nHost: x\r\nX-Goog-Api-Key: y\r\nContent-Length: 2\r\n\r\n{}",
+		"GET /gemini/v1beta/models?$httpHeaders=X-Goog-Api-Key:z&pageSize=1 HTTP/1.1\r\nHost: x\r\n\r\n", "POST /gemini/v1beta/models/../files:generateContent HTTP/1.1\r\nHost: x\r\n\r\n",
 		"POST /anthropic/v1/messages HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 9\r\n\r\n{}", "HEAD /anthropic HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
 	} {
 		f.Add([]byte(seed))
@@ -103,15 +106,25 @@ func FuzzRequest(f *testing.F) {
 		io.Copy(io.Discard, r.Body)
 		p, base := &provider{paths: anthropicPaths}, "/a"
 		carried := r.Header.Get("X-Api-Key")
-		if strings.HasPrefix(r.URL.Path, "/o/") {
+		switch {
+		case strings.HasPrefix(r.URL.Path, "/o/"):
 			p, base = &provider{paths: openAIPaths}, "/o"
 			carried, _ = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		case strings.HasPrefix(r.URL.Path, "/g/"):
+			p, base = &provider{paths: geminiPaths}, "/g"
+			carried = r.Header.Get("X-Goog-Api-Key")
+			for name, values := range r.URL.Query() {
+				if value := strings.Join(values, ""); name != "pageSize" && name != "pageToken" && (name != "alt" || strings.Trim(value, "jsone") != "") {
+					fault = "query " + r.URL.RawQuery
+				}
+			}
 		}
-		if _, ok := p.match(r.Method, strings.TrimPrefix(r.URL.EscapedPath(), base)); !ok || carried != key || len(r.Header["X-Api-Key"])+len(r.Header["Authorization"]) != 1 {
-			fault = r.Method + " " + r.RequestURI + " " + r.Header.Get("X-Api-Key") + " " + r.Header.Get("Authorization")
+		keys := len(r.Header["X-Api-Key"]) + len(r.Header["Authorization"]) + len(r.Header["X-Goog-Api-Key"])
+		if _, _, ok := p.match(r.Method, strings.TrimPrefix(r.URL.EscapedPath(), base)); !ok || carried != key || keys != 1 {
+			fault = fmt.Sprint(r.Method, " ", r.RequestURI, " ", r.Header)
 		}
 		for name := range r.Header {
-			if !passed(name) && !slices.Contains([]string{"X-Api-Key", "Authorization", "Accept-Encoding", "Content-Length"}, name) {
+			if !passed(name) && !slices.Contains([]string{"X-Api-Key", "Authorization", "X-Goog-Api-Key", "Accept-Encoding", "Content-Length"}, name) {
 				fault = "header " + name
 			}
 		}
@@ -122,7 +135,7 @@ func FuzzRequest(f *testing.F) {
 	core, logs := observer.New(zap.DebugLevel)
 	g, err := New(Config{
 		Dir: f.TempDir(), UID: os.Getuid(), GID: os.Getgid(),
-		Anthropic: Anthropic{BaseURL: provider.URL + "/a", APIKey: theKey}, OpenAI: OpenAI{BaseURL: provider.URL + "/o", APIKey: theKey},
+		Anthropic: Anthropic{BaseURL: provider.URL + "/a", APIKey: theKey}, OpenAI: OpenAI{BaseURL: provider.URL + "/o", APIKey: theKey}, Gemini: Gemini{BaseURL: provider.URL + "/g", APIKey: theKey},
 		Resolver: &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("no names here") }},
 		Limits:   Limits{Rate: 1 << 20, RequestBytes: 1 << 10, HeaderTimeout: time.Second, IdleTimeout: time.Second, DialTimeout: time.Second},
 	}, &memory{}, zap.New(core))

@@ -52,6 +52,7 @@ type Config struct {
 	UID, GID  int    // the containers' user; what they need is handed to it if the daemon is root
 	Anthropic Anthropic
 	OpenAI    OpenAI
+	Gemini    Gemini
 	Location  *time.Location // in which a budget's day begins; nil: UTC
 	Limits    Limits
 	Resolver  *net.Resolver // for egress; nil: the system's
@@ -69,6 +70,12 @@ type Anthropic struct {
 // OpenAI is the OpenAI-compatible provider behind /openai.
 type OpenAI struct {
 	BaseURL string // with /v1, if the provider has it; empty: https://api.openai.com/v1
+	APIKey  func() string
+}
+
+// Gemini is Google's provider behind /gemini.
+type Gemini struct {
+	BaseURL string // without /v1beta; empty: https://generativelanguage.googleapis.com
 	APIKey  func() string
 }
 
@@ -172,7 +179,7 @@ func New(c Config, s Store, log *zap.Logger) (*Gateway, error) {
 	g := &Gateway{cfg: c, store: s, log: log, now: time.Now, refuses: refusesAddr, doors: make(map[string]*Door)}
 	g.ledger.accounts = make(map[string]*account)
 	var faults []error
-	for _, make := range []func(Config) (*provider, error){newAnthropic, newOpenAI} {
+	for _, make := range []func(Config) (*provider, error){newAnthropic, newOpenAI, newGemini} {
 		p, err := make(c)
 		if err != nil {
 			faults = append(faults, err)
@@ -368,13 +375,21 @@ func (g *Gateway) Close() {
 	g.upstream.CloseIdleConnections()
 }
 
-// Sweep removes the folders of runs for which live reports false and whose
-// sockets are not open here.
-func (g *Gateway) Sweep(live func(runID string) bool) error {
+// Sweep removes the folders of runs that are not among live and whose sockets are
+// not open here. It may be called while runs begin and end: live is asked after the
+// folders were listed, so a run that it does not name is over.
+func (g *Gateway) Sweep(live func() ([]string, error)) error {
 	entries, err := os.ReadDir(g.cfg.Dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	if err != nil {
+		return fmt.Errorf("sweep the gateway's folders: %w", err)
+	}
+	if len(entries) == 0 {
+		return nil
+	}
+	runs, err := live()
 	if err != nil {
 		return fmt.Errorf("sweep the gateway's folders: %w", err)
 	}
@@ -383,7 +398,7 @@ func (g *Gateway) Sweep(live func(runID string) bool) error {
 		id := entry.Name()
 		// The lock is held so that no run opens what is removed here.
 		g.mu.Lock()
-		if runPattern.MatchString(id) && g.doors[id] == nil && !live(id) {
+		if runPattern.MatchString(id) && g.doors[id] == nil && !slices.Contains(runs, id) {
 			faults = append(faults, os.RemoveAll(filepath.Join(g.cfg.Dir, id)))
 		}
 		g.mu.Unlock()
@@ -528,7 +543,7 @@ func (d *Door) local(w http.ResponseWriter, r *http.Request) {
 	if r.URL.EscapedPath() != "/" {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
-		writeRefusal(w, "path", "the gateway has /, /anthropic/ and /openai/; to reach a host, use it as a proxy")
+		writeRefusal(w, "path", "the gateway has /, /anthropic/, /openai/ and /gemini/; to reach a host, use it as a proxy")
 		return
 	}
 	// An agent may ask what it can reach.

@@ -295,9 +295,9 @@ func TestOpenRefuses(t *testing.T) {
 			t.Errorf("%+v: %v, want an Invalid error", run, err)
 		}
 	}
-	_, err := New(Config{Dir: "relative", Anthropic: Anthropic{BaseURL: "ftp://x"}, OpenAI: OpenAI{BaseURL: "https://user:pw@x"}}, &memory{}, zap.NewNop())
-	if err == nil || strings.Count(err.Error(), "\n") != 2 || strings.Contains(err.Error(), "pw") {
-		t.Errorf("New: %v, want three faults and no password", err)
+	_, err := New(Config{Dir: "relative", Anthropic: Anthropic{BaseURL: "ftp://x"}, OpenAI: OpenAI{BaseURL: "https://user:pw@x"}, Gemini: Gemini{BaseURL: "https://x/?key=pw"}}, &memory{}, zap.NewNop())
+	if err == nil || strings.Count(err.Error(), "\n") != 3 || strings.Contains(err.Error(), "pw") {
+		t.Errorf("New: %v, want four faults and no password", err)
 	}
 }
 
@@ -308,7 +308,15 @@ func TestSweep(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := r.Sweep(func(id string) bool { return id == "live" }); err != nil {
+	unread := errors.New("the store cannot be read")
+	if err := r.Sweep(func() ([]string, error) { return nil, unread }); !errors.Is(err, unread) {
+		t.Errorf("a sweep that knows of no run: %v", err)
+	}
+	// What begins after the folders were listed is left alone.
+	err := r.Sweep(func() ([]string, error) {
+		return []string{"live"}, os.Mkdir(filepath.Join(r.cfg.Dir, "new"), 0o700)
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	entries, err := os.ReadDir(r.cfg.Dir)
@@ -319,7 +327,7 @@ func TestSweep(t *testing.T) {
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}
-	if want := []string{"live", "run1"}; !slices.Equal(names, want) {
+	if want := []string{"live", "new", "run1"}; !slices.Equal(names, want) {
 		t.Errorf("left are %v, want %v", names, want)
 	}
 }

@@ -18,8 +18,9 @@ import (
 type provider struct {
 	name  string // the first part of its path, and its name in usage
 	base  *url.URL
-	paths []string // "METHOD /path"; a last part of {id} stands for one or more names
-	free  []string // paths that cost nothing, besides those of GET
+	paths []string // "METHOD /path"; {id} at its end stands for names, {name} for a single one without a colon
+	free  []string // those of paths that cost nothing, besides those of GET
+	query []string // "name=value" that a call may have behind its path, or "name=" for any value; nil: everything
 
 	// trim is what a path may begin with besides what the base has.
 	trim string
@@ -59,7 +60,20 @@ var (
 		"GET /models",
 		"GET /models/{id}",
 	}
+	geminiPaths = []string{
+		"POST /v1beta/models/{name}:generateContent",
+		"POST /v1beta/models/{name}:streamGenerateContent",
+		"POST /v1beta/models/{name}:countTokens",
+		"POST /v1beta/models/{name}:embedContent",
+		"POST /v1beta/models/{name}:batchEmbedContents",
+		"GET /v1beta/models",
+		"GET /v1beta/models/{name}",
+	}
 )
+
+// geminiQuery leaves out what Google lets anybody put behind a path: another key,
+// other headers, and which fields of the answer come back, its usage among them.
+var geminiQuery = []string{"alt=sse", "alt=json", "pageSize=", "pageToken="}
 
 func newAnthropic(c Config) (*provider, error) {
 	const usual = "https://api.anthropic.com"
@@ -68,7 +82,7 @@ func newAnthropic(c Config) (*provider, error) {
 		return nil, err
 	}
 	return &provider{
-		name: "anthropic", base: base, paths: anthropicPaths, free: []string{"/v1/messages/count_tokens"},
+		name: "anthropic", base: base, paths: anthropicPaths, free: []string{"POST /v1/messages/count_tokens"},
 		credential: func() (credential, string) {
 			if key := reveal(c.Anthropic.APIKey); key != "" {
 				return credential{key: key, header: "X-Api-Key"}, ""
@@ -99,7 +113,7 @@ func newOpenAI(c Config) (*provider, error) {
 		return nil, err
 	}
 	return &provider{
-		name: "openai", base: base, paths: openAIPaths, free: []string{"/moderations"}, trim: "/v1", inclusive: true,
+		name: "openai", base: base, paths: openAIPaths, free: []string{"POST /moderations"}, trim: "/v1", inclusive: true,
 		credential: func() (credential, string) {
 			if key := reveal(c.OpenAI.APIKey); key != "" {
 				return credential{key: key, header: "Authorization", prefix: "Bearer "}, ""
@@ -124,6 +138,38 @@ func newOpenAI(c Config) (*provider, error) {
 	}, nil
 }
 
+func newGemini(c Config) (*provider, error) {
+	const usual = "https://generativelanguage.googleapis.com"
+	base, err := baseURL("Google's API", c.Gemini.BaseURL, usual)
+	if err != nil {
+		return nil, err
+	}
+	return &provider{
+		name: "gemini", base: base, paths: geminiPaths, query: geminiQuery, inclusive: true,
+		free: []string{"POST /v1beta/models/{name}:countTokens"},
+		credential: func() (credential, string) {
+			if key := reveal(c.Gemini.APIKey); key != "" {
+				return credential{key: key, header: "X-Goog-Api-Key"}, ""
+			}
+			if base.String() != usual {
+				return credential{}, ""
+			}
+			return credential{}, "there is no key for Gemini on the host: the operator has to set GEMINI_API_KEY there and restart berth"
+		},
+		reply: func(f fault, message string) any {
+			var v struct {
+				Error struct {
+					Code    int    `json:"code"`
+					Message string `json:"message"`
+					Status  string `json:"status"`
+				} `json:"error"`
+			}
+			v.Error.Code, v.Error.Message, v.Error.Status = f.status, message, f.google
+			return v
+		},
+	}, nil
+}
+
 func reveal(key func() string) secret {
 	if key == nil {
 		return ""
@@ -131,25 +177,50 @@ func reveal(key func() string) secret {
 	return secret(key())
 }
 
-// match returns the path at the provider, if a group may call it.
-func (p *provider) match(method, path string) (string, bool) {
+// match returns the path at the provider, and which of its paths that is, if a
+// group may call it.
+func (p *provider) match(method, path string) (at, known string, ok bool) {
 	if rest, ok := strings.CutPrefix(path, p.trim); ok && p.trim != "" && strings.HasPrefix(rest, "/") {
 		path = rest
 	}
-	if slices.Contains(p.paths, method+" "+path) {
-		return path, true
-	}
+	call := method + " " + path
 	for _, known := range p.paths {
-		prefix, ok := strings.CutSuffix(known, "{id}")
-		if !ok {
-			continue
-		}
-		id, ok := strings.CutPrefix(method+" "+path, prefix)
-		if ok && len(id) <= 256 && !slices.ContainsFunc(strings.Split(id, "/"), func(part string) bool { return !plain(part) }) {
-			return path, true
+		if begin, ok := strings.CutSuffix(known, "{id}"); ok {
+			id, ok := strings.CutPrefix(call, begin)
+			if ok && len(id) <= 256 && !slices.ContainsFunc(strings.Split(id, "/"), func(part string) bool { return !plain(part) }) {
+				return path, known, true
+			}
+		} else if begin, end, ok := strings.Cut(known, "{name}"); ok {
+			rest, begins := strings.CutPrefix(call, begin)
+			name, ends := strings.CutSuffix(rest, end)
+			if begins && ends && len(name) <= 256 && plain(name) && !strings.Contains(name, ":") {
+				return path, known, true
+			}
+		} else if call == known {
+			return path, known, true
 		}
 	}
-	return "", false
+	return "", "", false
+}
+
+// asks returns what of a request's query the provider gets.
+func (p *provider) asks(query string) string {
+	if p.query == nil || query == "" {
+		return query
+	}
+	var kept []string
+	for pair := range strings.SplitSeq(query, "&") {
+		name, value, _ := strings.Cut(pair, "=")
+		if slices.Contains(p.query, pair) || slices.Contains(p.query, name+"=") && token(value) {
+			kept = append(kept, pair)
+		}
+	}
+	return strings.Join(kept, "&")
+}
+
+// token reports whether value means itself in any query.
+func token(value string) bool {
+	return strings.Trim(value, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""
 }
 
 // plain reports whether part is a name that means itself in any path.
@@ -170,18 +241,19 @@ type fault struct {
 	reason    string // in the header Berth-Reason, for engines that tell faults apart
 	anthropic string // the error's type
 	openAI    string
+	google    string
 	again     bool // trying again soon may help
 }
 
 var (
-	faultPath        = fault{404, "path", "not_found_error", "invalid_request_error", false}
-	faultKey         = fault{401, "no_key", "authentication_error", "authentication_error", false}
-	faultSize        = fault{413, "too_large", "request_too_large", "invalid_request_error", false}
-	faultBudget      = fault{402, "budget", "billing_error", "insufficient_quota", false}
-	faultBusy        = fault{429, "busy", "rate_limit_error", "rate_limit_error", true}
-	faultStore       = fault{503, "store", "api_error", "server_error", true}
-	faultUnreachable = fault{502, "unreachable", "api_error", "server_error", true}
-	faultSlow        = fault{504, "timeout", "timeout_error", "server_error", true}
+	faultPath        = fault{404, "path", "not_found_error", "invalid_request_error", "NOT_FOUND", false}
+	faultKey         = fault{401, "no_key", "authentication_error", "authentication_error", "UNAUTHENTICATED", false}
+	faultSize        = fault{413, "too_large", "request_too_large", "invalid_request_error", "INVALID_ARGUMENT", false}
+	faultBudget      = fault{402, "budget", "billing_error", "insufficient_quota", "FAILED_PRECONDITION", false}
+	faultBusy        = fault{429, "busy", "rate_limit_error", "rate_limit_error", "RESOURCE_EXHAUSTED", true}
+	faultStore       = fault{503, "store", "api_error", "server_error", "UNAVAILABLE", true}
+	faultUnreachable = fault{502, "unreachable", "api_error", "server_error", "UNAVAILABLE", true}
+	faultSlow        = fault{504, "timeout", "timeout_error", "server_error", "DEADLINE_EXCEEDED", true}
 )
 
 // passed are the headers of a request that a provider gets. It is a closed list:
@@ -191,7 +263,7 @@ func passed(name string) bool {
 	switch name {
 	case "Accept", "Accept-Language", "Content-Type", "Idempotency-Key", "Http-Referer", "X-Title", "X-App", "Openai-Beta", "User-Agent":
 		return true
-	case "Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access":
+	case "Anthropic-Version", "Anthropic-Beta", "Anthropic-Dangerous-Direct-Browser-Access", "X-Goog-Api-Client":
 		return true
 	}
 	return strings.HasPrefix(name, "X-Stainless-") || strings.HasPrefix(name, "X-Claude-Code-")
@@ -214,7 +286,7 @@ func (d *Door) call(w http.ResponseWriter, r *http.Request, p *provider, rest st
 		writeJSON(w, http.StatusOK, struct{}{}) // Claude Code asks whether anybody is there
 		return
 	}
-	path, ok := p.match(r.Method, rest)
+	path, known, ok := p.match(r.Method, rest)
 	if !ok {
 		d.deny(KindProvider, target, "not among the calls that groups may make")
 		fail(faultPath, fmt.Sprintf("the gateway does not pass on %s: it passes on %s", target, strings.Join(p.paths, ", ")))
@@ -242,7 +314,7 @@ func (d *Door) call(w http.ResponseWriter, r *http.Request, p *provider, rest st
 	}
 	defer func() { <-d.calls }()
 
-	costs := r.Method == http.MethodPost && !slices.Contains(p.free, path)
+	costs := r.Method == http.MethodPost && !slices.Contains(p.free, known)
 	if costs {
 		spent, err := d.g.take(r.Context(), d.run)
 		if err != nil {
@@ -328,7 +400,7 @@ func (p *provider) request(ctx context.Context, r *http.Request, path string, cr
 	u := *p.base
 	u.Path += path // of plain characters, see match
 	u.RawPath = ""
-	u.RawQuery = r.URL.RawQuery
+	u.RawQuery = p.asks(r.URL.RawQuery)
 	out := &http.Request{
 		Method: r.Method, URL: &u, Host: u.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: make(http.Header), Body: body, ContentLength: r.ContentLength,

@@ -25,7 +25,9 @@ import (
 )
 
 func both(base string) Config {
-	return Config{Anthropic: Anthropic{BaseURL: base, APIKey: theKey}, OpenAI: OpenAI{BaseURL: base + "/v1", APIKey: theKey}}
+	return Config{
+		Anthropic: Anthropic{BaseURL: base, APIKey: theKey}, OpenAI: OpenAI{BaseURL: base + "/v1", APIKey: theKey}, Gemini: Gemini{BaseURL: base, APIKey: theKey},
+	}
 }
 
 // TestKeys: whatever stands where a key belongs is replaced by the real one, in
@@ -35,7 +37,7 @@ func TestKeys(t *testing.T) {
 	var path string
 	base := upstream(t, func(w http.ResponseWriter, r *http.Request) { seen, path = r.Header, r.URL.RequestURI() })
 	oauth := Config{Anthropic: Anthropic{BaseURL: base, OAuthToken: theKey}}
-	none := Config{Anthropic: Anthropic{BaseURL: base}, OpenAI: OpenAI{BaseURL: base}}
+	none := Config{Anthropic: Anthropic{BaseURL: base}, OpenAI: OpenAI{BaseURL: base}, Gemini: Gemini{BaseURL: base}}
 	tests := []struct {
 		name, path string
 		c          Config
@@ -50,6 +52,10 @@ func TestKeys(t *testing.T) {
 		{"openai", "/openai/v1/chat/completions", both(base), []string{"Authorization", "Bearer x", "Api-Key", "y"}, map[string]string{"Authorization": "Bearer " + key, "X-Api-Key": "", "Api-Key": ""}, "/v1/chat/completions"},
 		{"openai without v1", "/openai/chat/completions", both(base), nil, map[string]string{"Authorization": "Bearer " + key}, "/v1/chat/completions"},
 		{"a server of one's own", "/openai/chat/completions", none, []string{"Authorization", "Bearer x"}, map[string]string{"Authorization": ""}, "/chat/completions"},
+		{"gemini", "/gemini/v1beta/models/gemini-x:generateContent", both(base), []string{"X-Goog-Api-Key", "placeholder", "Authorization", "Bearer x", "X-Goog-User-Project", "p"}, map[string]string{"X-Goog-Api-Key": key, "Authorization": "", "X-Goog-User-Project": ""}, "/v1beta/models/gemini-x:generateContent"},
+		{"gemini, as its program asks", "/gemini/v1beta/models/gemini-x:streamGenerateContent?alt=sse", both(base), nil, map[string]string{"X-Goog-Api-Key": key}, "/v1beta/models/gemini-x:streamGenerateContent?alt=sse"},
+		{"gemini, with more behind", "/gemini/v1beta/models/gemini-x:streamGenerateContent?key=mine&alt=sse&fields=candidates&$httpHeaders=X:%20y&access_token=z&%6bey=mine&alt=proto&alt=sse&pageSize=5", both(base), nil, map[string]string{"X-Goog-Api-Key": key}, "/v1beta/models/gemini-x:streamGenerateContent?alt=sse&alt=sse&pageSize=5"},
+		{"its gemini", "/gemini/v1beta/models/gemini-x:generateContent", none, []string{"X-Goog-Api-Key", "x"}, map[string]string{"X-Goog-Api-Key": ""}, "/v1beta/models/gemini-x:generateContent"},
 		{"its anthropic", "/anthropic/v1/messages", none, []string{"X-Api-Key", "x"}, map[string]string{"X-Api-Key": "", "Authorization": ""}, "/v1/messages"},
 	}
 	for _, tt := range tests {
@@ -126,6 +132,8 @@ func TestPaths(t *testing.T) {
 	for _, ok := range []string{
 		"POST /anthropic/v1/messages", "POST /anthropic/v1/messages/count_tokens", "GET /anthropic/v1/models", "GET /anthropic/v1/models/claude-x.1:2",
 		"POST /openai/v1/responses", "GET /openai/models/vendor/model-1", "POST /openai/embeddings",
+		"POST /gemini/v1beta/models/gemini-2.5-pro:generateContent", "POST /gemini/v1beta/models/gemini-2.5-pro:streamGenerateContent", "POST /gemini/v1beta/models/g:countTokens",
+		"GET /gemini/v1beta/models", "GET /gemini/v1beta/models/gemini-2.5-pro", "POST /gemini/v1beta/models/e:batchEmbedContents",
 	} {
 		method, path, _ := strings.Cut(ok, " ")
 		if resp, body := r.do(t, method, path, ""); resp.StatusCode != 200 {
@@ -137,6 +145,10 @@ func TestPaths(t *testing.T) {
 		"GET /anthropic/v1/files", "GET /anthropic/v1/messages/batches", "POST /anthropic/v1/messages/batches", "GET /anthropic/v1/messages", "DELETE /anthropic/v1/models/x",
 		"GET /anthropic/v1/organizations/me", "GET /openai/v1/files", "GET /openai/v1/responses/resp_1", "POST /openai/v1/fine_tuning/jobs", "GET /openai/v1/v1/models",
 		"GET /anthropic/v1/models/../files", "GET /anthropic/v1/models/%2e%2e/files", "GET /anthropic/v1/models/a%2f..%2f..%2ffiles", "GET /anthropic/v1/models/", "GET /anthropic/v1/models//x",
+		"GET /gemini/v1beta/files", "POST /gemini/upload/v1beta/files", "GET /gemini/v1beta/cachedContents", "POST /gemini/v1beta/cachedContents", "POST /gemini/v1beta/tunedModels/x:generateContent",
+		"POST /gemini/v1beta/models/x:batchGenerateContent", "POST /gemini/v1beta/models/x:predictLongRunning", "GET /gemini/v1beta/models/x/operations", "POST /gemini/v1beta/models/:generateContent",
+		"POST /gemini/v1beta/models/a:b:generateContent", "POST /gemini/v1beta/models/a/b:generateContent", "POST /gemini/v1beta/models/..:generateContent", "GET /gemini/v1beta/models/x:generateContent",
+		"POST /gemini/v1beta/models/x%3agenerateContent", "DELETE /gemini/v1beta/models/x", "POST /gemini/v1beta/models/{name}:generateContent:countTokens", "GET /gemini/v1beta/models/{name}",
 		"GET /anthropic//v1/models", "POST /anthropic/v1/messages/", "POST /anthropic/V1/messages", "POST /anthropic/v1/messages;x", "POST /openaiv1/responses", "GET //api.anthropic.com/v1/models",
 	} {
 		method, path, _ := strings.Cut(bad, " ")
@@ -162,8 +174,9 @@ func TestPaths(t *testing.T) {
 func TestNoKey(t *testing.T) {
 	r := newRig(t, Config{}, Run{})
 	for path, want := range map[string]string{
-		"/anthropic/v1/messages":      `{"type":"error","error":{"type":"authentication_error","message":"there is no key for Anthropic on the host: the operator has to set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN there and restart berth"}}`,
-		"/openai/v1/chat/completions": `{"error":{"message":"there is no key for OpenAI on the host: the operator has to set OPENAI_API_KEY there, or OPENAI_BASE_URL for another provider, and restart berth","type":"authentication_error","param":null,"code":"no_key"}}`,
+		"/anthropic/v1/messages":                  `{"type":"error","error":{"type":"authentication_error","message":"there is no key for Anthropic on the host: the operator has to set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN there and restart berth"}}`,
+		"/openai/v1/chat/completions":             `{"error":{"message":"there is no key for OpenAI on the host: the operator has to set OPENAI_API_KEY there, or OPENAI_BASE_URL for another provider, and restart berth","type":"authentication_error","param":null,"code":"no_key"}}`,
+		"/gemini/v1beta/models/x:generateContent": `{"error":{"code":401,"message":"there is no key for Gemini on the host: the operator has to set GEMINI_API_KEY there and restart berth","status":"UNAUTHENTICATED"}}`,
 	} {
 		resp, body := r.do(t, "POST", path, "{}", "X-Api-Key", "sk-mine")
 		if resp.StatusCode != 401 || body != want+"\n" || resp.Header.Get("X-Should-Retry") != "false" || resp.Header.Get("Berth-Reason") != "no_key" {
@@ -223,6 +236,47 @@ func TestStreaming(t *testing.T) {
 	want := berth.Usage{Folder: "family", RunID: "run1", Provider: "anthropic", Model: "claude-x", Requests: 1, Input: 10, Output: 42, CacheRead: 5, CacheWrite: 7}
 	if got != want {
 		t.Errorf("usage %+v, want %+v", got, want)
+	}
+}
+
+// TestGeminiUsage: what Google says that an answer cost is counted, of a stream as
+// it grows, and to count tokens costs nothing.
+func TestGeminiUsage(t *testing.T) {
+	base := upstream(t, func(w http.ResponseWriter, r *http.Request) {
+		const usage = `"usageMetadata":{"promptTokenCount":100,"cachedContentTokenCount":30,"toolUsePromptTokenCount":5,"candidatesTokenCount":%d,"thoughtsTokenCount":7},"modelVersion":"gemini-x-001"}`
+		switch {
+		case strings.HasSuffix(r.URL.Path, ":countTokens"):
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(w, `{"totalTokens":100}`)
+		case r.URL.RawQuery == "alt=sse":
+			w.Header().Set("Content-Type", "text/event-stream")
+			for _, n := range []int{1, 20, 40} {
+				fmt.Fprintf(w, "data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"usageMetadata\"}]}}],"+usage+"\r\n\r\n", n)
+			}
+		default: // a whole answer, or a list of them
+			w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+			fmt.Fprintf(w, `[{"candidates":[{"usageMetadata":{"promptTokenCount":9999}}],`+usage+`,{"candidates":[],`+usage+`]`, 20, 40)
+		}
+	})
+	r := newRig(t, both(base), Run{})
+	for _, call := range []string{":streamGenerateContent?alt=sse", ":streamGenerateContent", ":countTokens"} {
+		if resp, body := r.do(t, "POST", "/gemini/v1beta/models/gemini-x"+call, "{}"); resp.StatusCode != 200 {
+			t.Fatalf("%s: %d %s", call, resp.StatusCode, body)
+		}
+	}
+	r.Close()
+	var sum berth.Usage
+	for _, u := range r.store.usage {
+		if u.Provider != "gemini" || u.Model != "gemini-x-001" || u.Estimated {
+			t.Errorf("usage %+v", u)
+		}
+		sum.Requests += u.Requests
+		sum.Input += u.Input
+		sum.Output += u.Output
+		sum.CacheRead += u.CacheRead
+	}
+	if want := (berth.Usage{Requests: 2, Input: 2 * 75, Output: 2 * 47, CacheRead: 2 * 30}); sum != want {
+		t.Errorf("all in all %+v, want %+v", sum, want)
 	}
 }
 
@@ -294,7 +348,7 @@ func TestKeyIsNowhere(t *testing.T) {
 	fmt.Fprintf(&answers, "%v %+v", c, c)
 	for _, mode := range []string{"cut", "drop", "model", "encoding", "length"} {
 		current.Store(mode)
-		for _, path := range []string{"/anthropic/v1/messages", "/openai/v1/responses", "/anthropic/v1/files", "/"} {
+		for _, path := range []string{"/anthropic/v1/messages", "/openai/v1/responses", "/gemini/v1beta/models/x:generateContent", "/anthropic/v1/files", "/"} {
 			resp, err := client(t, d).Post("http://gateway"+path, "", strings.NewReader("{}"))
 			if err != nil {
 				fmt.Fprintln(&answers, err)

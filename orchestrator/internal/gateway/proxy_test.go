@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"runtime"
 	"slices"
 	"strings"
@@ -180,6 +181,75 @@ func TestTunnel(t *testing.T) {
 	if err != nil || !strings.HasSuffix("early late", string(got)) {
 		t.Errorf("got %q, %v", got, err)
 	}
+}
+
+// unread is the connection of a client that reads nothing of what it is answered.
+type unread struct {
+	net.Conn
+	writing  chan struct{}
+	deadline func(net.Conn, time.Time) error
+}
+
+func (u *unread) Write(p []byte) (int, error) {
+	close(u.writing) // there is one answer
+	return u.Conn.Write(p)
+}
+
+func (u *unread) SetWriteDeadline(at time.Time) error { return u.deadline(u.Conn, at) }
+
+// Hijack and what follows make it the server's side of a request.
+func (u *unread) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	return u, bufio.NewReadWriter(bufio.NewReader(u.Conn), bufio.NewWriter(u.Conn)), nil
+}
+func (u *unread) Header() http.Header { return nil }
+func (u *unread) WriteHeader(int)     {}
+
+// TestUnreadTunnel: a client that does not read that its tunnel is open holds up
+// neither the end of the run nor the place that the tunnel takes for long.
+func TestUnreadTunnel(t *testing.T) {
+	open := func(t *testing.T, deadline func(net.Conn, time.Time) error) (*rig, <-chan struct{}) {
+		r, _, egress := openTo(t, Limits{}, echoServer(t))
+		server, client := net.Pipe() // without a buffer
+		t.Cleanup(func() { client.Close() })
+		u := &unread{Conn: server, writing: make(chan struct{}), deadline: deadline}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			r.door.serve(u, &http.Request{Method: http.MethodConnect, RequestURI: egress[0], URL: &url.URL{Host: egress[0]}})
+		}()
+		<-u.writing
+		return r, done
+	}
+	within := func(t *testing.T, done <-chan struct{}) {
+		t.Helper()
+		select {
+		case <-done:
+		case <-time.After(20 * time.Second):
+			t.Fatal("it goes on")
+		}
+	}
+	t.Run("run ends", func(t *testing.T) {
+		r, tunnel := open(t, func(net.Conn, time.Time) error { return nil })
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			r.door.Close()
+		}()
+		within(t, closed)
+		within(t, tunnel)
+	})
+	t.Run("time ends", func(t *testing.T) {
+		r, tunnel := open(t, func(c net.Conn, at time.Time) error {
+			if left := time.Until(at); left > 10*time.Second {
+				t.Errorf("it waits for %v", left)
+			}
+			return c.SetWriteDeadline(time.Unix(1, 0)) // that time is over
+		})
+		within(t, tunnel)
+		if n := len(r.door.tunnels); n > 0 {
+			t.Errorf("%d places are taken", n)
+		}
+	})
 }
 
 func TestForwardPlain(t *testing.T) {

@@ -96,7 +96,7 @@ func (f *finder) inText(c byte) {
 
 // known returns a key that matters, and else an empty string.
 func known(name []byte) string {
-	for _, key := range [...]string{"usage", "model", "message", "response"} {
+	for _, key := range [...]string{"usage", "model", "message", "response", "usageMetadata", "modelVersion"} {
 		if string(name) == key {
 			return key
 		}
@@ -104,15 +104,18 @@ func known(name []byte) string {
 	return ""
 }
 
-// want returns the name of the value that begins, if anybody wants it: usage and
-// model, in the answer itself, in Anthropic's message_start, or in the last
-// event of OpenAI's responses.
+// want returns "usage" or "model" if the value that begins is one, in the answer
+// itself, in Anthropic's message_start, in the last event of OpenAI's responses,
+// or in one of a list of Google's answers.
 func (f *finder) want() string {
-	if f.depth == 2 && f.keys[1] != "message" && f.keys[1] != "response" {
+	if f.depth == 2 && f.object[1] && f.keys[1] != "message" && f.keys[1] != "response" {
 		return ""
 	}
-	if name := f.keys[f.depth]; name == "usage" || name == "model" {
-		return name
+	switch f.keys[f.depth] {
+	case "usage", "usageMetadata":
+		return "usage"
+	case "model", "modelVersion":
+		return "model"
 	}
 	return ""
 }
@@ -201,6 +204,12 @@ type reply struct {
 	Completion    float64 `json:"completion_tokens"`
 	InputDetails  details `json:"input_tokens_details"`
 	PromptDetails details `json:"prompt_tokens_details"`
+
+	GooglePrompt   float64 `json:"promptTokenCount"`
+	GoogleTools    float64 `json:"toolUsePromptTokenCount"`
+	GoogleAnswer   float64 `json:"candidatesTokenCount"`
+	GoogleThoughts float64 `json:"thoughtsTokenCount"`
+	GoogleCached   float64 `json:"cachedContentTokenCount"`
 }
 
 type details struct {
@@ -225,8 +234,10 @@ func (m *meter) found(name string, value []byte) {
 	_ = json.Unmarshal(value, &r) // a field of another type leaves the others
 	m.reported = true
 	t := tokens{
-		input: count(max(r.Input, r.Prompt)), output: count(max(r.Output, r.Completion)),
-		cacheRead: count(max(r.CacheRead, r.InputDetails.Cached, r.PromptDetails.Cached)), cacheWrite: count(r.CacheCreation),
+		input:      count(max(r.Input, r.Prompt, r.GooglePrompt+r.GoogleTools)),
+		output:     count(max(r.Output, r.Completion, r.GoogleAnswer+r.GoogleThoughts)),
+		cacheRead:  count(max(r.CacheRead, r.InputDetails.Cached, r.PromptDetails.Cached, r.GoogleCached)),
+		cacheWrite: count(r.CacheCreation),
 	}
 	if m.inclusive {
 		t.input = max(t.input-t.cacheRead, 0)

@@ -22,6 +22,9 @@ func TestMeter(t *testing.T) {
 		{"openai stream", "text/event-stream", "data: {\"model\":\"gpt\",\"choices\":[{\"delta\":{\"content\":\"usage\"}}],\"usage\":null}\n\ndata: {\"choices\":[],\"usage\":{\"prompt_tokens\":5,\"completion_tokens\":6}}\n\ndata: [DONE]\n\n", true, tokens{5, 6, 0, 0}, "gpt", true},
 		{"one event in two lines", "text/event-stream", "data:{\"usage\":\r\ndata: {\"output_tokens\":6}}\r\n\r\n", false, tokens{0, 6, 0, 0}, "", true},
 		{"no space, other fields, no end", "text/event-stream", "id: 1\nevent: x\ndatax: {\"usage\":{\"output_tokens\":9}}\ndata:{\"usage\":{\"output_tokens\":6}}", false, tokens{0, 6, 0, 0}, "", true},
+		{"google", "application/json; charset=UTF-8", `{"candidates":[{"content":{"parts":[{"text":"\"usageMetadata\":"}]}}],"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":4,"thoughtsTokenCount":2,"totalTokenCount":16,"cachedContentTokenCount":6},"modelVersion":"gemini"}`, true, tokens{4, 6, 6, 0}, "gemini", true},
+		{"google list", "application/json", `[{"usageMetadata":{"promptTokenCount":10}},{"x":{"usageMetadata":{"promptTokenCount":90}},"usageMetadata":{"promptTokenCount":10,"candidatesTokenCount":4}}]`, true, tokens{10, 4, 0, 0}, "", true},
+		{"google stream", "text/event-stream", "data: {\"usageMetadata\": {\"promptTokenCount\": 8},\"modelVersion\": \"gemini\"}\r\n\r\ndata: {\"usageMetadata\": {\"promptTokenCount\": 8,\"candidatesTokenCount\": 5}}\r\n\r\n", true, tokens{8, 5, 0, 0}, "gemini", true},
 		{"large, usage last", "application/json", `{"data":[` + strings.TrimSuffix(big, ",") + `],"usage":{"prompt_tokens":8}}`, true, tokens{8, 0, 0, 0}, "", true},
 		{"usage elsewhere", "application/json", `{"choices":[{"usage":{"output_tokens":1}}],"x":{"usage":{"output_tokens":2}},"message":{"x":{"usage":{"output_tokens":3}}}}`, false, tokens{}, "", false},
 		{"odd numbers", "application/json", `{"usage":{"input_tokens":-5,"output_tokens":1e300,"cache_read_input_tokens":"7","cache_creation_input_tokens":2.0}}`, false, tokens{0, 1 << 40, 0, 2}, "", true},
@@ -70,6 +73,7 @@ func FuzzMeter(f *testing.F) {
 	for _, seed := range []string{
 		`{"usage":{"output_tokens":4},"model":"m"}`, `{"message":{"usage":{"output_tokens":4}}}`, `[{"usage":{"output_tokens":4}}]`, `{"usage":null}`,
 		`{"usage":{"output_tokens":4},"usage":{"output_tokens":3}}`, `"usage"`, `{"a":{"usage":{"output_tokens":4}}}`, `{"response":[{"usage":{"output_tokens":4}}]}`, `{"\u0075sage":{}}`,
+		`[{"usageMetadata":{"promptTokenCount":4}},{"modelVersion":"m"}]`,
 	} {
 		f.Add(seed, uint8(3))
 	}

@@ -56,6 +56,8 @@ type Sender struct {
 
 	closing chan struct{} // closed when nobody waits for a later attempt any more
 
+	reading, marking *trouble // with the store
+
 	mu      sync.Mutex
 	workers map[string]*worker // by chat; there is one while the chat has texts
 	resting map[string]*rhythm // by chat without a worker; for seconds only
@@ -76,6 +78,7 @@ func New(store Store, channel Channel, log *zap.Logger) *Sender {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Sender{
 		store: store, channel: channel, log: log, ctx: ctx, cancel: cancel, closing: make(chan struct{}),
+		reading: newTrouble(log, "read the outbox"), marking: newTrouble(log, "mark a text"),
 		workers: make(map[string]*worker), resting: make(map[string]*rhythm),
 	}
 }
@@ -181,10 +184,11 @@ func (s *Sender) next(w *worker) (wait time.Duration, more bool) {
 	o, ok, err := s.store.NextOutgoing(s.ctx, w.chat)
 	if err != nil {
 		if s.ctx.Err() == nil {
-			s.log.Error("read the outbox", zap.String("chat", w.chat), zap.Error(err))
+			s.reading.failed(w.chat, err)
 		}
 		return storeRetry, true
 	}
+	s.reading.over(w.chat)
 	if !ok {
 		return 0, false
 	}
@@ -253,9 +257,10 @@ func hopeless(k berth.Kind) bool {
 // the same id.
 func (s *Sender) marked(w *worker) (wait time.Duration) {
 	if err := w.mark(); err != nil {
-		s.log.Error("mark a text", zap.String("chat", w.chat), zap.Error(err))
+		s.marking.failed(w.chat, err)
 		return storeRetry
 	}
+	s.marking.over(w.chat)
 	w.mark = nil
 	return 0
 }

@@ -442,6 +442,12 @@ func (r *releaser) Release(o berth.Outgoing) {
 	r.released = append(r.released, o.Text+" "+string(r.rows[o.ID-1].State))
 }
 
+func (r *releaser) let() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return fmt.Sprint(r.released)
+}
+
 // What goes along with a text is let go when the store knows that it was sent, and
 // not before: a restart would need it again.
 func TestRelease(t *testing.T) {
@@ -459,14 +465,14 @@ func TestRelease(t *testing.T) {
 		r.add("a", "x")
 		s.Wake("a")
 		want(t, "sent", r.got(), "[x]")
-		want(t, "released", fmt.Sprint(r.released), "[]")
+		want(t, "released", r.let(), "[]")
 		time.Sleep(3 * storeRetry)
 		synctest.Wait()
-		want(t, "released", fmt.Sprint(r.released), "[x sent]")
+		want(t, "released", r.let(), "[x sent]")
 		r.fail = func(berth.Outgoing) error { return berth.Errorf(berth.Invalid, "never") }
 		r.add("a", "y")
 		s.Wake("a")
 		synctest.Wait()
-		want(t, "given up, and kept for another try", fmt.Sprint(r.released), "[x sent]")
+		want(t, "given up, and kept for another try", r.let(), "[x sent]")
 	})
 }

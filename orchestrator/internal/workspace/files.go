@@ -179,7 +179,7 @@ func (g *Group) enter(dir *os.Root, name string) (*os.Root, error) {
 	case !before.IsDir():
 		return nil, errNone
 	}
-	next, err := dir.OpenRoot(name)
+	next, err := openFolder(dir, name)
 	if err != nil {
 		return nil, err
 	}

@@ -238,3 +238,25 @@ func FuzzKeepFile(f *testing.F) {
 		check(t, g.DropFile("key"))
 	})
 }
+
+// A folder that a container exchanges for something else at the last moment holds
+// nobody up.
+func TestOpenFolder(t *testing.T) {
+	dir := t.TempDir()
+	root, err := os.OpenRoot(dir)
+	check(t, err)
+	defer root.Close()
+	check(t, os.Mkdir(filepath.Join(dir, "folder"), 0o700))
+	check(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
+	check(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+	check(t, os.Symlink("/etc", filepath.Join(dir, "link")))
+	for _, name := range []string{"file", "pipe", "link", "missing"} {
+		if f, err := openFolder(root, name); err == nil {
+			f.Close()
+			t.Errorf("%s was opened", name)
+		}
+	}
+	f, err := openFolder(root, "folder")
+	check(t, err)
+	check(t, f.Close())
+}

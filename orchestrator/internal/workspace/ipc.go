@@ -105,7 +105,7 @@ func (g *Group) flatten(root *os.Root, name string) (moved []string, err error) 
 	if err := root.Chmod(name, 0o700); err != nil { // the container may have locked us out
 		return nil, err
 	}
-	dir, err := root.OpenRoot(name)
+	dir, err := openFolder(root, name)
 	if err != nil {
 		return nil, err
 	}
@@ -399,6 +399,11 @@ func digits(s string) string {
 	}
 	return s[:end]
 }
+
+// openFolder opens a folder of root. What else has the name, perhaps since a moment
+// ago, is an error at once: without the dot os.Root would wait for the other end of
+// a pipe.
+func openFolder(root *os.Root, name string) (*os.Root, error) { return root.OpenRoot(name + "/.") }
 
 // list returns up to maxEntries names of a folder.
 func list(root *os.Root) ([]string, error) {
