@@ -50,7 +50,7 @@ func engineStart(b *testing.B, e *Engine) time.Duration {
 }
 
 func bareStart(b *testing.B, e *Engine, c *client.Client) time.Duration {
-	want := render(testSpec(), e.opts.Install)
+	want := render(testSpec(), e.opts.Install, "")
 	begin := time.Now()
 	made, err := c.ContainerCreate(b.Context(), want.Config, want.Host, nil, nil, want.Name)
 	if err != nil {

@@ -42,12 +42,18 @@ func (e *Engine) Start(ctx context.Context, spec turn.Spec, stdin []byte, create
 	if err != nil {
 		return nil, err
 	}
-	want := render(spec, e.opts.Install)
+	want := render(spec, e.opts.Install, e.processors(ctx, c))
 	// The engine creates the container even when the caller hangs up, and its
 	// answer is the only word on it. So this call is seen through.
 	through, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	made, err := c.ContainerCreate(through, want.Config, want.Host, nil, nil, want.Name)
+	if err != nil && e.opts.CPUSet == AutoCPUSet && strings.Contains(err.Error(), "CPUs are not available") {
+		// The engine may use other processors than the first few.
+		e.cpuset.Store(new(""))
+		want.Host.CpusetCpus = ""
+		made, err = c.ContainerCreate(through, want.Config, want.Host, nil, nil, want.Name)
+	}
 	if err != nil {
 		if through.Err() != nil || unreachable(err) {
 			e.undo(ctx, want.Name)
@@ -66,6 +72,26 @@ func (e *Engine) Start(ctx context.Context, spec turn.Spec, stdin []byte, create
 		return nil, err
 	}
 	return b, nil
+}
+
+// processors returns the set of processors that containers get; "" is all.
+func (e *Engine) processors(ctx context.Context, c *client.Client) string {
+	if e.opts.CPUSet != AutoCPUSet {
+		return e.opts.CPUSet
+	}
+	if known := e.cpuset.Load(); known != nil {
+		return *known
+	}
+	info, err := c.Info(ctx)
+	if err != nil {
+		return ""
+	}
+	set := ""
+	if info.CPUSet && info.NCPU > 1 {
+		set = fmt.Sprintf("1-%d", info.NCPU-1)
+	}
+	e.cpuset.Store(&set)
+	return set
 }
 
 var markerPattern = regexp.MustCompile(`^[A-Z0-9_]{1,64}$`)

@@ -33,6 +33,11 @@ import (
 // DefaultHost is where the Docker engine listens when Options name no other place.
 const DefaultHost = "unix:///var/run/docker.sock"
 
+// AutoCPUSet leaves the first processor to the daemon and the engine, if there are
+// two or more: containers that compute, however many, should not delay the
+// messages of others.
+const AutoCPUSet = "auto"
+
 // StopGrace is the time between SIGTERM and SIGKILL.
 const StopGrace = 10 * time.Second
 
@@ -50,6 +55,7 @@ type Options struct {
 
 	Host   string // "" for DefaultHost, else unix:///path or tcp://host:port, as in DOCKER_HOST
 	TLSDir string // folder with ca.pem, cert.pem and key.pem, as in DOCKER_CERT_PATH; "" for no TLS
+	CPUSet string // processors of containers, as in "1-3,5"; "" for all; or AutoCPUSet
 	Log    *zap.Logger
 
 	stopGrace time.Duration // whole seconds; 0 for StopGrace
@@ -60,6 +66,7 @@ type Engine struct {
 	opts   Options
 	log    *zap.Logger
 	api    atomic.Pointer[client.Client] // nil until the engine answered, and again after it was lost
+	cpuset atomic.Pointer[string]        // what AutoCPUSet comes to on the connected engine
 	warned sync.Map                      // engine's warnings already logged
 
 	ctx   context.Context // ends with Close
@@ -149,6 +156,7 @@ func (e *Engine) client(ctx context.Context) (*client.Client, error) {
 }
 
 func (e *Engine) forget() {
+	e.cpuset.Store(nil)
 	if c := e.api.Swap(nil); c != nil {
 		_ = c.Close()
 	}

@@ -1,6 +1,7 @@
 package docker
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -43,7 +44,7 @@ func TestRender(t *testing.T) {
 	foreign.Image, foreign.Runner = "debian:stable", "/srv/berth/agent-runner"
 	foreign.Network, foreign.Runtime, foreign.TZ = "", "runsc", ""
 	for file, spec := range map[string]turn.Spec{"container.json": spec, "container-foreign.json": foreign} {
-		got, err := json.MarshalIndent(render(spec, "inst01"), "", "  ")
+		got, err := json.MarshalIndent(render(spec, "inst01", "1-3"), "", "  ")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -206,15 +207,15 @@ func TestCheckStatic(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := checkStatic(helper); err != nil {
+	if err := checkStatic(bytes.NewReader(helper)); err != nil {
 		t.Errorf("static program: %v", err)
 	}
 	foreign := slices.Clone(helper)
 	foreign[18], foreign[19] = 0xf3, 0x07 // e_machine: no machine that Go runs on
-	if err := checkStatic(foreign); err == nil {
+	if err := checkStatic(bytes.NewReader(foreign)); err == nil {
 		t.Error("a program for another machine passes")
 	}
-	if err := checkStatic([]byte("#!/bin/sh\n")); err == nil {
+	if err := checkStatic(strings.NewReader("#!/bin/sh\n")); err == nil {
 		t.Error("a script passes")
 	}
 	file := filepath.Join(t.TempDir(), "script")
@@ -227,7 +228,7 @@ func TestCheckStatic(t *testing.T) {
 	// The shell of a normal system is linked dynamically; where it is not,
 	// there is nothing to test.
 	shell, err := os.ReadFile("/bin/sh")
-	if err == nil && strings.Contains(string(shell[:min(4096, len(shell))]), "ld-linux") && checkStatic(shell) == nil {
+	if err == nil && strings.Contains(string(shell[:min(4096, len(shell))]), "ld-linux") && checkStatic(bytes.NewReader(shell)) == nil {
 		t.Error("a dynamic program passes")
 	}
 }

@@ -218,6 +218,44 @@ func TestExitCodeAndLateWait(t *testing.T) {
 	}
 }
 
+// With "auto", containers leave the first processor alone. An engine that may not use
+// those processors gets a container without the wish.
+func TestCPUSet(t *testing.T) {
+	inspect := bare(t)
+	of := func(e *Engine) string {
+		t.Helper()
+		b := start(t, e, "exit 0\n")
+		wait(t, b)
+		ins, err := inspect.ContainerInspect(t.Context(), b.ID())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ins.HostConfig.CpusetCpus
+	}
+	e := newEngine(t, dockerHost)
+	if got := of(e); got != "" {
+		t.Errorf("without a setting: processors %q", got)
+	}
+	info, err := inspect.Info(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := ""
+	if info.NCPU > 1 {
+		want = fmt.Sprintf("1-%d", info.NCPU-1)
+	}
+	e.opts.CPUSet = AutoCPUSet
+	if got := of(e); got != want {
+		t.Errorf("auto, of %d: processors %q, want %q", info.NCPU, got, want)
+	}
+	e.cpuset.Store(new("4000-4001"))
+	for range 2 {
+		if got := of(e); got != "" {
+			t.Errorf("processors that are not there: %q", got)
+		}
+	}
+}
+
 func TestStop(t *testing.T) {
 	e := newEngine(t, dockerHost)
 	b := start(t, e, "ignore")

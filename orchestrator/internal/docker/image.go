@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"os"
 	"os/exec"
@@ -59,7 +60,13 @@ type ImageFiles struct {
 // FindBusybox returns the path of this machine's static busybox, or "".
 func FindBusybox() string {
 	for _, file := range []string{"/bin/busybox", "/usr/bin/busybox", "/sbin/busybox", "/usr/local/bin/busybox"} {
-		if program, err := os.ReadFile(file); err == nil && checkStatic(program) == nil {
+		f, err := os.Open(file)
+		if err != nil {
+			continue
+		}
+		err = checkStatic(f)
+		f.Close()
+		if err == nil {
 			return file
 		}
 	}
@@ -224,32 +231,53 @@ func sweepImages(ctx context.Context, c *client.Client) error {
 	return errors.Join(errs...)
 }
 
-// content is what an image is made of.
+// content is what an image is made of, by its hash. The programs are read only when
+// an image is made of them: each start of a daemon asks for the hash, and they are
+// as large as the daemon itself.
 type content struct {
-	runner, busybox []byte
-	busyboxPath     string
-	hash            string
+	files ImageFiles
+	hash  string
 }
 
 func readContent(files ImageFiles) (content, error) {
-	var c content
-	var err error
-	if c.runner, err = readProgram(files.Runner); err != nil {
-		return c, err
-	}
-	if files.Busybox != "" {
-		if c.busybox, err = readProgram(files.Busybox); err != nil {
-			return c, err
-		}
-		c.busyboxPath = files.Busybox
-	}
 	h := sha256.New()
-	for _, part := range [][]byte{[]byte("berth image " + layout), []byte(strconv.Itoa(protocol.Version)), c.runner, c.busybox} {
-		_ = binary.Write(h, binary.BigEndian, int64(len(part))) // a hash takes everything
-		_, _ = h.Write(part)
+	for _, part := range []string{"berth image " + layout, strconv.Itoa(protocol.Version)} {
+		hashSize(h, int64(len(part)))
+		_, _ = io.WriteString(h, part)
 	}
-	c.hash = hex.EncodeToString(h.Sum(nil))
-	return c, nil
+	if err := hashProgram(h, files.Runner); err != nil {
+		return content{}, err
+	}
+	if files.Busybox == "" {
+		hashSize(h, 0)
+	} else if err := hashProgram(h, files.Busybox); err != nil {
+		return content{}, err
+	}
+	return content{files, hex.EncodeToString(h.Sum(nil))}, nil
+}
+
+func hashSize(h hash.Hash, size int64) {
+	_ = binary.Write(h, binary.BigEndian, size) // a hash takes everything
+}
+
+func hashProgram(h hash.Hash, file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return berth.Errorf(berth.Invalid, "read a program for the image: %w", err)
+	}
+	defer f.Close()
+	if err := checkStatic(f); err != nil {
+		return berth.Errorf(berth.Invalid, "%s cannot go into the image: %w", file, err)
+	}
+	info, err := f.Stat()
+	if err == nil {
+		hashSize(h, info.Size())
+		_, err = io.Copy(h, f)
+	}
+	if err != nil {
+		return berth.Errorf(berth.Invalid, "read a program for the image: %w", err)
+	}
+	return nil
 }
 
 func readProgram(file string) ([]byte, error) {
@@ -257,7 +285,7 @@ func readProgram(file string) ([]byte, error) {
 	if err != nil {
 		return nil, berth.Errorf(berth.Invalid, "read a program for the image: %w", err)
 	}
-	if err := checkStatic(program); err != nil {
+	if err := checkStatic(bytes.NewReader(program)); err != nil {
 		return nil, berth.Errorf(berth.Invalid, "%s cannot go into the image: %w", file, err)
 	}
 	return program, nil
@@ -269,8 +297,8 @@ var machines = map[string]elf.Machine{
 }
 
 // checkStatic returns why program cannot run in an image that holds no libraries.
-func checkStatic(program []byte) error {
-	f, err := elf.NewFile(bytes.NewReader(program))
+func checkStatic(program io.ReaderAt) error {
+	f, err := elf.NewFile(program)
 	if err != nil {
 		return fmt.Errorf("it is no ELF program: %w", err)
 	}
@@ -290,15 +318,29 @@ func (c content) ref() string { return Repository + ":" + c.hash[:12] }
 // image makes the image: the same bytes for the same content, anywhere.
 func (c content) image(ctx context.Context) (v1.Image, error) {
 	layers := [][]entry{baseLayer()}
-	if c.busybox != nil {
-		links, err := applets(ctx, c.busyboxPath)
+	if c.files.Busybox != "" {
+		busybox, err := readProgram(c.files.Busybox)
 		if err != nil {
 			return nil, err
 		}
-		layers = append(layers, append([]entry{{path: "bin/busybox", mode: 0o755, data: c.busybox}}, links...))
+		links, err := applets(ctx, c.files.Busybox)
+		if err != nil {
+			return nil, err
+		}
+		layers = append(layers, append([]entry{{path: "bin/busybox", mode: 0o755, data: busybox}}, links...))
+	}
+	runner, err := readProgram(c.files.Runner)
+	if err != nil {
+		return nil, err
 	}
 	// The runner last: it changes most, and the layers below stay known to the engine.
-	layers = append(layers, []entry{{path: strings.TrimPrefix(protocol.RunnerPath, "/"), mode: 0o755, data: c.runner}})
+	layers = append(layers, []entry{{path: strings.TrimPrefix(protocol.RunnerPath, "/"), mode: 0o755, data: runner}})
+	// What was read may be newer than the hash.
+	if now, err := readContent(c.files); err != nil {
+		return nil, err
+	} else if now.hash != c.hash {
+		return nil, berth.Errorf(berth.Unavailable, "the programs for the image changed while it was made: try again")
+	}
 
 	img := empty.Image
 	for _, entries := range layers {

@@ -29,8 +29,9 @@ type rendered struct {
 	Host   *container.HostConfig
 }
 
-// render is the one place that decides what a container looks like.
-func render(spec turn.Spec, install string) rendered {
+// render is the one place that decides what a container looks like. cpuset are the
+// processors that it may use, "" for all.
+func render(spec turn.Spec, install, cpuset string) rendered {
 	config := &container.Config{
 		Image:        spec.Image,
 		User:         strconv.Itoa(spec.UID) + ":" + strconv.Itoa(spec.GID),
@@ -94,6 +95,7 @@ func render(spec turn.Spec, install string) rendered {
 			MemorySwap: spec.Memory, // memory and swap together: no swap
 			CPUPeriod:  period,
 			CPUQuota:   quota,
+			CpusetCpus: cpuset,
 			PidsLimit:  new(spec.Pids),
 			Ulimits: []*units.Ulimit{
 				{Name: "nofile", Soft: 4096, Hard: 4096},
