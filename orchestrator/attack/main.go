@@ -47,6 +47,7 @@ type play struct {
 	install string // label of everything on the engine; removed at the end
 	storm   time.Duration
 	only    string // programs of the attacker; empty: all
+	cpuset  string // as the setting CONTAINER_CPUSET
 	keep    bool
 	out     io.Writer
 	begun   time.Time
@@ -65,13 +66,14 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	program := flags.String("berth", "bin/berth", "the program to attack, with agent-runner beside it")
 	seconds := flags.Int("seconds", 40, "how long the storm of attacks lasts, at least 20")
 	only := flags.String("only", "", "for the storm, start only these of the attacker's programs, such as \"files besiege\", to see what costs what")
+	cpuset := flags.String("cpuset", "auto", "the daemon's CONTAINER_CPUSET, to see what a processor of its own is worth to it")
 	keep := flags.Bool("keep", false, "leave the folder with store and logs")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	syscall.Umask(0o022) // the agents are another user if this one is root
 	p := &play{storm: max(20, time.Duration(*seconds)) * time.Second, out: stdout, begun: time.Now(), install: "attack-" + berth.NewID(6)}
-	p.only, p.keep = *only, *keep
+	p.only, p.keep, p.cpuset = *only, *keep, *cpuset
 	p.report.out, p.report.partial = stdout, *only != ""
 	if p.program, err = rig.Program(*program); err != nil {
 		return err

@@ -60,7 +60,7 @@ func (p *play) prepare(ctx context.Context) error {
 	if err := p.privateNames(cmd); err != nil {
 		return err
 	}
-	cmd.Env = rig.Environ("HOME="+filepath.Join(p.dir, "home"), "TZ=UTC", "AGENT_ENGINE=probe", "MAX_CONCURRENT_CONTAINERS=5",
+	cmd.Env = rig.Environ("HOME="+filepath.Join(p.dir, "home"), "TZ=UTC", "AGENT_ENGINE=probe", "MAX_CONCURRENT_CONTAINERS=5", "CONTAINER_CPUSET="+p.cpuset,
 		"BERTH_MOUNT_ALLOWLIST="+p.allowlist(), fmt.Sprintf("DAILY_REQUESTS=%d", budget),
 		"ANTHROPIC_BASE_URL="+p.traps.provider, "ANTHROPIC_API_KEY="+p.traps.key)
 	cmd.Dir, cmd.Stderr = p.dir, log
