@@ -74,6 +74,7 @@ func newDoors(cfg Config, tree *workspace.Tree, store gateway.Store, log *zap.Lo
 		Dir: tree.GatewayDir(), UID: tree.UID(), GID: tree.GID(), Location: cfg.Timezone,
 		Anthropic: gateway.Anthropic{BaseURL: cfg.AnthropicBaseURL, APIKey: cfg.AnthropicAPIKey.Reveal, OAuthToken: cfg.ClaudeCodeOAuthToken.Reveal},
 		OpenAI:    gateway.OpenAI{BaseURL: cfg.OpenAIBaseURL, APIKey: cfg.OpenAIAPIKey.Reveal},
+		Gemini:    gateway.Gemini{BaseURL: cfg.GeminiBaseURL, APIKey: cfg.GeminiAPIKey.Reveal},
 	}, store, log)
 	return doors{g, cfg.Egress, cfg.Budget}, err
 }

@@ -109,7 +109,7 @@ func (d taskDesk) UpdateTask(ctx context.Context, folder, id string, in web.Task
 	}
 	return d.tell(d.store.UpdateTask(ctx, folder, id, berth.TaskChange{
 		Prompt: in.Prompt, Kind: in.Type, Value: in.Value, Zone: in.Zone, Context: in.Context, Script: in.Script, CatchUp: in.CatchUp,
-	}, time.Now()))
+	}, time.Now(), ""))
 }
 
 // validTask returns a berth.Invalid error unless all but the schedule of a task
@@ -183,11 +183,11 @@ func (d taskDesk) ChangeTask(ctx context.Context, verb web.TaskVerb, folder, id 
 		}
 		return d.tell(d.store.RunTask(ctx, folder, id, time.Now()))
 	case web.TaskPause:
-		return d.tell(d.store.PauseTask(ctx, folder, id, operatorTask))
+		return d.tell(d.store.PauseTask(ctx, folder, id, operatorTask, ""))
 	case web.TaskResume:
-		return d.tell(d.store.ResumeTask(ctx, folder, id, time.Now()))
+		return d.tell(d.store.ResumeTask(ctx, folder, id, time.Now(), ""))
 	case web.TaskCancel:
-		return d.tell(d.store.CancelTask(ctx, folder, id))
+		return d.tell(d.store.CancelTask(ctx, folder, id, ""))
 	}
 	return web.Task{}, berth.Errorf(berth.Invalid, "nobody can %.40q a task: only run, pause, resume and cancel it", verb)
 }

@@ -100,8 +100,24 @@ func (c *commands) Stop(_ context.Context, folder string) (bool, error) {
 
 // NewSession implements command.Host.
 func (c *commands) NewSession(ctx context.Context, folder string) error {
-	c.Renew(folder) // first: what a run still says must not bring the session back
-	return c.db.DropSessions(ctx, folder)
+	if err := c.db.DropSessions(ctx, folder); err != nil {
+		return err
+	}
+	c.Renew(folder) // last: a run may have begun meanwhile, with the session that is gone
+	return nil
+}
+
+// Compact implements command.Host.
+func (c *commands) Compact(ctx context.Context, folder string, m berth.Message) (bool, error) {
+	g, ok := c.Group(folder)
+	if !ok {
+		return false, berth.Errorf(berth.NotFound, "there is no group %.40q any more", folder)
+	}
+	asked, err := c.db.AskCompaction(ctx, g, m.ChatJID, "compact/"+m.ChatJID+"/"+m.ID)
+	if asked {
+		c.Wake(folder)
+	}
+	return asked, err
 }
 
 // Tasks implements command.Host.

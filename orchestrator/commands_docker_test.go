@@ -57,7 +57,7 @@ func TestStopAndNew(t *testing.T) {
 		t.Errorf("told %q", got)
 	}
 	first := must("my name is Ann", "turn 1")
-	// Nobody ever writes into it; the image has no sleep.
+	// Nobody ever writes into it.
 	folder := filepath.Join(h.root, "groups", "family")
 	if err := unix.Mkfifo(filepath.Join(folder, "fifo"), 0o600); err != nil {
 		t.Fatal(err)

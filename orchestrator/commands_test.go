@@ -27,6 +27,9 @@ type office struct {
 	t    *testing.T
 	db   *sqlite.DB
 	list string // the sender list's file
+
+	orders *commands
+	run    func(context.Context, *queue.Slot) // nil: runs end at once
 }
 
 func newOffice(t *testing.T, list string) *office {
@@ -46,9 +49,9 @@ func newOffice(t *testing.T, list string) *office {
 	log := zaptest.NewLogger(t)
 	cfg := Config{AssistantName: "Andy", Timezone: time.UTC, PairToken: pairToken}
 	options, groups := senders.Options{File: o.list}, &registry{}
-	orders := newCommands(cfg, o.db, groups, turn.New(turn.Config{}, turn.Deps{}), options, log)
+	o.orders = newCommands(cfg, o.db, groups, turn.New(turn.Config{}, turn.Deps{}), options, log)
 	o.Dispatcher, err = dispatch.New(t.Context(), dispatch.Options{
-		Store: o.db, Runs: noRuns{}, Limit: 1, Assistant: "Andy", Senders: guests{senders.New(options), nil, log}, Commands: orders, Log: log,
+		Store: o.db, Runs: o, Fleet: o, Limit: 1, Assistant: "Andy", Senders: guests{senders.New(options), nil, log}, Commands: o.orders, Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -58,10 +61,22 @@ func newOffice(t *testing.T, list string) *office {
 	return o
 }
 
-type noRuns struct{}
+// Run implements dispatch.Runs.
+func (o *office) Run(ctx context.Context, slot *queue.Slot, _ berth.Group) queue.Result {
+	if o.run != nil {
+		o.run(ctx, slot)
+	}
+	return queue.Result{}
+}
 
-func (noRuns) Run(context.Context, *queue.Slot, berth.Group) queue.Result { return queue.Result{} }
-func (noRuns) Adopt(context.Context, *queue.Slot, berth.Group, berth.Run, string, func()) queue.Result {
+// Fleet implements dispatch.Fleet: no container runs.
+func (o *office) Fleet(context.Context) ([]dispatch.Container, error) { return nil, nil }
+
+// RemoveContainer implements dispatch.Fleet.
+func (o *office) RemoveContainer(context.Context, string) error { return nil }
+
+// Adopt implements dispatch.Runs.
+func (o *office) Adopt(context.Context, *queue.Slot, berth.Group, berth.Run, string, func()) queue.Result {
 	return queue.Result{}
 }
 
@@ -212,6 +227,9 @@ func TestCommandsOfTheDaemon(t *testing.T) {
 		{family, "/usage", "anthropic m: 1 requests, 5 tokens in, 2 out"},
 		{main, "/usage", "Nothing was used today."},
 		{main, "/stop nobody", `There is no group "nobody": /status lists them`},
+		{main, "/compact", "There is nothing to shorten."},
+		{family, "/compact", "I will make the conversation shorter, and say what came of it."},
+		{main, "/compact family", "I will make the conversation shorter, and say what came of it."},
 		{family, "/new", "Started a new conversation session."},
 	} {
 		o.wants(c.chat, c.chat+c.text, me, c.text, c.want)
@@ -222,6 +240,38 @@ func TestCommandsOfTheDaemon(t *testing.T) {
 	if id, err := o.db.Session(ctx, "family", "builtin"); id != "" || err != nil {
 		t.Errorf("session %q, %v", id, err)
 	}
+	// Each chat that wanted the conversation shorter is told: there is none any more.
+	if _, ok, err := o.db.BeginCompaction(ctx, berth.Run{ID: "r2", Folder: "family", ChatJID: family, Engine: "builtin"}, "nothing", "failed"); ok || err != nil {
+		t.Errorf("begun %v, %v", ok, err)
+	}
+	o.wants(main, "help", me, "/compact nobody", "nothing|There is no group \"nobody\": /status lists them")
+	o.wants(family, "help", me, "/stop", "nothing|Nothing is running.")
 	// The same message again does nothing.
 	o.wants(family, family+"/remember likes tea", me, "/remember likes tea", "")
+}
+
+// A /new that failed ended nothing: the run goes on with the session that is still
+// there. With the order the other way round, a run that begins in between would go on
+// with one that is gone.
+func TestNewSessionFails(t *testing.T) {
+	o := newOffice(t, "")
+	o.add("family", "a@g.us")
+	slots := make(chan *queue.Slot)
+	o.run = func(ctx context.Context, s *queue.Slot) { slots <- s; <-ctx.Done() }
+	if err := o.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	o.Wake("family")
+	slot := <-slots
+	for _, want := range []bool{false, true} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if !want {
+			cancel()
+		}
+		err := o.orders.NewSession(ctx, "family")
+		cancel()
+		if got := slot.Renewed(); got != want || (err == nil) != want {
+			t.Errorf("renewed %v, %v; want %v", got, err, want)
+		}
+	}
 }

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"berth/orchestrator/internal/gateway"
+	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/whatsapp"
 )
 
@@ -40,10 +41,12 @@ type Config struct {
 	IdleTimeout      time.Duration
 	TaskTimeout      time.Duration
 	Heartbeat        time.Duration // between two; 0: never
-	MaxOutput        int64         // bytes of log a run
+	Sessions         turn.SessionLimits
+	MaxOutput        int64 // bytes of log a run
 	MaxContainers    int
 	ContainerMemory  int64 // bytes
 	ContainerCPUs    float64
+	CPUSet           string // as docker.Options has it
 	ContainerPids    int64
 	MaxMemory        int64 // what a group may have by a setting of its own
 	MaxCPUs          float64
@@ -71,7 +74,10 @@ type Config struct {
 	AnthropicBaseURL     string
 	OpenAIAPIKey         Secret
 	OpenAIBaseURL        string
+	GeminiAPIKey         Secret
+	GeminiBaseURL        string
 	AgentModel           string
+	AgentContext         int    // tokens; 0: the usual number of the provider
 	AgentProvider        string // empty: the model's name decides
 	AgentCommand         string
 	SessionTimeout       time.Duration

@@ -13,6 +13,7 @@ import (
 	"github.com/joho/godotenv"
 	"go.uber.org/zap/zapcore"
 
+	"berth/orchestrator/internal/turn"
 	"berth/orchestrator/internal/whatsapp"
 )
 
@@ -38,8 +39,9 @@ func TestConfigDefaults(t *testing.T) {
 	want := Config{
 		Home: "/home/ann", Channels: []string{"console"}, AssistantName: "Andy", MaxBacklogAge: 12 * time.Hour, MaxMedia: 64 << 20,
 		ContainerTimeout: 30 * time.Minute, IdleTimeout: 30 * time.Minute, TaskTimeout: 30 * time.Minute, MaxOutput: 10 << 20, MaxContainers: 5,
-		ContainerMemory: 1 << 30, ContainerCPUs: 1, ContainerPids: 256, ContainerNetwork: "none",
+		ContainerMemory: 1 << 30, ContainerCPUs: 1, CPUSet: "auto", ContainerPids: 256, ContainerNetwork: "none",
 		MaxMemory: 4 << 30, MaxCPUs: 4, MaxPids: 1024,
+		Sessions:       turn.SessionLimits{Age: 720 * time.Hour, Turns: 1000},
 		MountAllowlist: "/home/ann/.config/berth/mount-allowlist.json",
 		Timezone:       c.Timezone, TimezoneName: c.TimezoneName, LogLevel: zapcore.InfoLevel,
 		Engine: "auto", Credentials: "gateway", FollowUp: "queue",
@@ -111,6 +113,14 @@ func TestConfigValues(t *testing.T) {
 		{"CONTAINER_TIMEOUT=-5", nil, nil},
 		{"CONTAINER_TIMEOUT=99999999999999999", nil, nil},
 		{"IDLE_TIMEOUT=abc", nil, nil},
+		{"SESSION_MAX_AGE=24h", func(c Config) any { return c.Sessions.Age }, 24 * time.Hour},
+		{"SESSION_MAX_AGE=0", func(c Config) any { return c.Sessions.Age }, time.Duration(0)},
+		{"SESSION_MAX_AGE=-1h", nil, nil},
+		{"SESSION_MAX_AGE=never", nil, nil},
+		{"SESSION_MAX_TURNS=5", func(c Config) any { return c.Sessions.Turns }, 5},
+		{"SESSION_MAX_TURNS=0", func(c Config) any { return c.Sessions.Turns }, 0},
+		{"SESSION_MAX_TURNS=-1", nil, nil},
+		{"SESSION_MAX_TURNS=2.5", nil, nil},
 		{"CONTAINER_MAX_OUTPUT_SIZE=2048", func(c Config) any { return c.MaxOutput }, int64(2048)},
 		{"CONTAINER_MAX_OUTPUT_SIZE=0", nil, nil},
 		{"MAX_CONCURRENT_CONTAINERS=1", func(c Config) any { return c.MaxContainers }, 1},
@@ -128,6 +138,10 @@ func TestConfigValues(t *testing.T) {
 		{"CONTAINER_CPUS=0.5", func(c Config) any { return c.ContainerCPUs }, 0.5},
 		{"CONTAINER_CPUS=NaN", nil, nil},
 		{"CONTAINER_CPUS=0", nil, nil},
+		{"", func(c Config) any { return c.CPUSet }, "auto"},
+		{"CONTAINER_CPUSET=all", func(c Config) any { return c.CPUSet }, ""},
+		{"CONTAINER_CPUSET=0,2-3", func(c Config) any { return c.CPUSet }, "0,2-3"},
+		{"CONTAINER_CPUSET=2-", nil, nil},
 		{"CONTAINER_PIDS=1", nil, nil},
 		{"CONTAINER_MAX_MEMORY=2g", func(c Config) any { return c.MaxMemory }, int64(2 << 30)},
 		{"CONTAINER_MAX_MEMORY=512m", nil, nil}, // less than every group has

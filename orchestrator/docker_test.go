@@ -140,6 +140,7 @@ func TestDockerScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"await-alarm": awaitAlarm,
+			"await-said":  awaitSaid,
 			"containers":  containers,
 			"kill9":       func(ts *testscript.TestScript, _ bool, _ []string) { kill9(ts) },
 			"await":       await,

@@ -2,6 +2,7 @@ package main
 
 import (
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -15,6 +16,7 @@ var engines = []string{"auto", "builtin", "model", "claude", "opencode", "claude
 const (
 	providerAnthropic = "anthropic"
 	providerOpenAI    = "openai"
+	providerGemini    = "gemini" // of the engine gemini alone
 )
 
 // engineOptions returns what the engine of a group is told. Nothing in it is
@@ -37,6 +39,9 @@ func (c Config) engineOptions(g berth.Group) map[string]string {
 			options[name] = d.String()
 		}
 	}
+	if c.AgentContext > 0 {
+		options["contextTokens"] = strconv.Itoa(c.AgentContext)
+	}
 	return options
 }
 
@@ -49,6 +54,8 @@ func (c Config) provider(model string) string {
 	anthropic := c.AnthropicAPIKey != "" || c.ClaudeCodeOAuthToken != "" || c.AnthropicBaseURL != ""
 	openAI := c.OpenAIAPIKey != "" || c.OpenAIBaseURL != ""
 	switch {
+	case !anthropic && !openAI && (c.GeminiAPIKey != "" || c.GeminiBaseURL != ""):
+		return providerGemini
 	case !anthropic && !openAI:
 		return ""
 	case anthropic && (!openAI || model == "" || strings.HasPrefix(model, "claude")):

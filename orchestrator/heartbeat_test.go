@@ -101,7 +101,7 @@ func TestHeartbeatOfTheOperator(t *testing.T) {
 		if task, err := db.Task(t.Context(), "main", berth.HeartbeatID); err != nil || task.Prompt != "mine" {
 			t.Errorf("%+v, %v", task, err)
 		}
-		if _, err := db.CancelTask(t.Context(), "main", berth.HeartbeatID); err != nil {
+		if _, err := db.CancelTask(t.Context(), "main", berth.HeartbeatID, ""); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(heartbeatRetry)

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +17,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/sync/errgroup"
 
+	"berth/container"
 	"berth/orchestrator/internal/bell"
 	"berth/orchestrator/internal/berth"
 	"berth/orchestrator/internal/console"
@@ -58,6 +58,9 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 		return err
 	}
 	defer lock.Close()
+	if err := tree.SeedSkills(container.Skills()); err != nil {
+		log.Warn("the skills that come with Berth are missing", zap.Error(err))
+	}
 
 	var chats bell.Bell
 	var sender *outbox.Sender
@@ -80,7 +83,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	if err != nil {
 		return err
 	}
-	engine, err := docker.New(docker.Options{Install: install, Host: cfg.DockerHost, TLSDir: cfg.DockerCertPath, Log: log.Named("docker")})
+	engine, err := docker.New(docker.Options{Install: install, Host: cfg.DockerHost, TLSDir: cfg.DockerCertPath, CPUSet: cfg.CPUSet, Log: log.Named("docker")})
 	if err != nil {
 		return err
 	}
@@ -111,7 +114,7 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	runner := turn.New(turn.Config{
 		Assistant: cfg.AssistantName, Image: state.imageRef, Runner: files.Runner, EngineName: cfg.Engine, Location: cfg.Timezone,
 		Options: cfg.engineOptions, Secrets: cfg.secretsOnStdin(),
-		MaxOutput: cfg.MaxOutput, Timeout: cfg.ContainerTimeout, IdleTimeout: cfg.IdleTimeout, TaskTimeout: cfg.TaskTimeout,
+		Sessions: cfg.Sessions, MaxOutput: cfg.MaxOutput, Timeout: cfg.ContainerTimeout, IdleTimeout: cfg.IdleTimeout, TaskTimeout: cfg.TaskTimeout,
 		Memory: cfg.ContainerMemory, CPUs: cfg.ContainerCPUs, Pids: cfg.ContainerPids, Network: cfg.ContainerNetwork, Runtime: cfg.Runtime,
 		Limits: turn.Limits{Memory: cfg.MaxMemory, CPUs: cfg.MaxCPUs, Pids: cfg.MaxPids},
 	}, turn.Deps{
@@ -161,8 +164,8 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 	g.Go(func() error { return web.Serve(intake, socket, ctl, log.Named("web")) })
 	pool := &pool{
 		engine: engine, images: images, dispatcher: dispatcher, health: state, log: log.Named("pool"),
+		sweep: func() { sweep(ctx, doors, db, log) },
 		ready: sync.OnceFunc(func() {
-			sweep(ctx, doors, db, log)
 			state.set(func(h *health) { h.ready = true })
 			log.Info("ready", zap.Duration("after", time.Since(started)))
 			if opts.Ready != nil {
@@ -187,13 +190,14 @@ func runDaemon(ctx context.Context, cfg Config, opts RunOptions, stderr io.Write
 
 // sweep removes the doors of runs that are over.
 func sweep(ctx context.Context, doors doors, db *sqlite.DB, log *zap.Logger) {
-	live, err := db.LiveRuns(ctx)
-	if err == nil {
-		err = doors.Sweep(func(id string) bool {
-			return slices.ContainsFunc(live, func(r berth.Run) bool { return r.ID == id })
-		})
-	}
-	if err != nil {
+	err := doors.Sweep(func() (ids []string, err error) {
+		live, err := db.LiveRuns(ctx)
+		for _, r := range live {
+			ids = append(ids, r.ID)
+		}
+		return ids, err
+	})
+	if err != nil && ctx.Err() == nil {
 		log.Warn("remove old doors of the gateway", zap.Error(err))
 	}
 }
@@ -212,6 +216,7 @@ type pool struct {
 	dispatcher *dispatch.Dispatcher
 	health     *health
 	log        *zap.Logger
+	sweep      func() // of what runs left that are over
 	ready      func()
 }
 
@@ -308,6 +313,7 @@ func (p *pool) up(ctx context.Context) {
 	if ctx.Err() != nil {
 		return
 	}
+	p.sweep()
 	p.ready()
 	again := time.NewTicker(reconcileEvery)
 	defer again.Stop()
@@ -319,6 +325,7 @@ func (p *pool) up(ctx context.Context) {
 			if err := p.dispatcher.Reconcile(ctx); err != nil && ctx.Err() == nil {
 				p.log.Warn("reconcile", zap.Error(err))
 			}
+			p.sweep()
 		}
 	}
 }

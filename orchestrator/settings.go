@@ -42,10 +42,13 @@ var settings = []setting{
 	{name: "IDLE_TIMEOUT", def: "30m", help: "an idle container ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.IdleTimeout })},
 	{name: "TASK_TIMEOUT", def: "30m", help: "a task's run ends after this: milliseconds, or a duration", set: duration(func(c *Config) *time.Duration { return &c.TaskTimeout })},
 	{name: "HEARTBEAT_INTERVAL_MINUTES", def: "0", help: "how often main's agent goes through the checks in HEARTBEAT.md; 0: never", set: setHeartbeat},
+	{name: "SESSION_MAX_AGE", def: "720h", help: "a chat begins a new session when the old one is older; the old one is archived; 0: never", set: setSessionAge},
+	{name: "SESSION_MAX_TURNS", def: "1000", help: "and when it has had so many turns; 0: never", set: setSessionTurns},
 	{name: "CONTAINER_MAX_OUTPUT_SIZE", def: "10485760", help: "bytes of log kept of one run", set: size(func(c *Config) *int64 { return &c.MaxOutput }, 1024)},
 	{name: "MAX_CONCURRENT_CONTAINERS", def: "5", help: "containers at the same time", set: setMaxContainers},
 	{name: "CONTAINER_MEMORY", def: "1GiB", help: "memory of one container", set: size(func(c *Config) *int64 { return &c.ContainerMemory }, 6<<20)},
 	{name: "CONTAINER_CPUS", def: "1", help: "processors of one container", set: setCPUs},
+	{name: "CONTAINER_CPUSET", def: "auto", help: "which processors containers may use: auto leaves the first one to Berth and the engine; all; or a list such as 1-3,5", set: setCPUSet},
 	{name: "CONTAINER_PIDS", def: "256", help: "processes of one container", set: setPids},
 	{name: "CONTAINER_MAX_MEMORY", def: "4GiB", help: "most memory that a group may have by a setting of its own", set: size(func(c *Config) *int64 { return &c.MaxMemory }, 6<<20)},
 	{name: "CONTAINER_MAX_CPUS", def: "4", help: "most processors of the same", set: cpus(func(c *Config) *float64 { return &c.MaxCPUs })},
@@ -63,6 +66,7 @@ var settings = []setting{
 
 	{name: "AGENT_ENGINE", def: "auto", help: "auto, builtin, model, claude, opencode, claude-acp, gemini, codex, acp or probe: see docs/engines.md", set: oneOf(func(c *Config) *string { return &c.Engine }, engines...)},
 	{name: "AGENT_MODEL", help: "the model's name, for engines with a model", set: pattern(func(c *Config) *string { return &c.AgentModel }, modelPattern, "give a model's name")},
+	{name: "AGENT_CONTEXT", help: "tokens that the model takes at most, 4000 or more; empty: 200000 with Anthropic, else 128000", set: setContext},
 	{name: "AGENT_PROVIDER", help: "anthropic or openai, where there are keys for both; empty: the model's name decides", set: oneOf(func(c *Config) *string { return &c.AgentProvider }, providerAnthropic, providerOpenAI)},
 	{name: "AGENT_COMMAND", help: "the program that the engine acp starts, such as \"goose acp\"", set: pattern(func(c *Config) *string { return &c.AgentCommand }, `^[ -~]+$`, "give a command on one line")},
 	{name: "AGENT_SESSION_TIMEOUT", help: "an agent has a session after this, or the run fails; empty: 15s, and 45s for OpenCode", set: duration(func(c *Config) *time.Duration { return &c.SessionTimeout })},
@@ -81,6 +85,8 @@ var settings = []setting{
 	{name: "ANTHROPIC_BASE_URL", help: "address of an API like Anthropic's; empty: its own", set: baseURL(func(c *Config) *string { return &c.AnthropicBaseURL }, "http://localhost:4000")},
 	{name: "OPENAI_API_KEY", help: "key for an OpenAI-compatible API", secret: true, set: secret(func(c *Config) *Secret { return &c.OpenAIAPIKey })},
 	{name: "OPENAI_BASE_URL", help: "address of an OpenAI-compatible API", set: baseURL(func(c *Config) *string { return &c.OpenAIBaseURL }, "http://localhost:11434/v1")},
+	{name: "GEMINI_API_KEY", help: "key for Google's Gemini API, for Gemini CLI", secret: true, set: secret(func(c *Config) *Secret { return &c.GeminiAPIKey })},
+	{name: "GOOGLE_GEMINI_BASE_URL", help: "address of an API like Gemini's; empty: its own", set: baseURL(func(c *Config) *string { return &c.GeminiBaseURL }, "http://localhost:4000")},
 }
 
 const modelPattern = `^[\w./:@-]{1,128}$`
@@ -176,6 +182,34 @@ func setHeartbeat(c *Config, value string) error {
 	}
 	c.Heartbeat = time.Duration(n) * time.Minute
 	return nil
+}
+
+func setSessionAge(c *Config, value string) error {
+	if value == "0" {
+		c.Sessions.Age = 0
+		return nil
+	}
+	if duration(func(c *Config) *time.Duration { return &c.Sessions.Age })(c, value) != nil {
+		return errors.New("give a duration such as 720h, or 0 for never")
+	}
+	return nil
+}
+
+func setSessionTurns(c *Config, value string) error {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 0 || n > 1_000_000 {
+		return errors.New("give a whole number of turns from 1 to 1000000, or 0 for never")
+	}
+	c.Sessions.Turns = n
+	return nil
+}
+
+func setCPUSet(c *Config, value string) error {
+	if value == "all" {
+		c.CPUSet = ""
+		return nil
+	}
+	return pattern(func(c *Config) *string { return &c.CPUSet }, `^(auto|[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)$`, "give auto, all, or a list such as 1-3,5")(c, value)
 }
 
 func setCPUs(c *Config, value string) error {
@@ -331,6 +365,15 @@ func number(field func(*Config) *int64) func(*Config, string) error {
 		*field(c) = n
 		return nil
 	}
+}
+
+func setContext(c *Config, value string) error {
+	n, err := strconv.Atoi(value)
+	if err != nil || n < 4000 {
+		return errors.New("give a number of tokens, 4000 or more")
+	}
+	c.AgentContext = n
+	return nil
 }
 
 func boolean(field func(*Config) *bool) func(*Config, string) error {

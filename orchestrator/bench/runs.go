@@ -167,7 +167,7 @@ func (b *bench) warm(ctx context.Context, r *report) (err error) {
 		in.ours = append(in.ours, millis(taken.Sub(stored)))
 		acked = append(acked, millis(ack.Sub(stored)))
 	}
-	in.note = fmt.Sprintf("From the commit of a message for an idle run to the removal of its input file, which the runner does once the engine has the text and an inotify reader on the host sees; one more commit lies in between: which run was given the message. The acknowledgement is back at the host after %s (p99 %s). The floor is in one process: a file written beside and renamed into a folder, seen by a bare inotify reader, and one synced append to a file.", ms.write(p50(acked)), ms.write(quantile(acked, 0.99)))
+	in.note = fmt.Sprintf("From the commit of a message for an idle run to the removal of its input file, which the runner does once the engine has the text and an inotify reader on the host sees; one more commit lies in between, which need not reach the disk: which run was given the message. The acknowledgement is back at the host after %s (p99 %s). The floor is in one process: a file written beside and renamed into a folder, seen by a bare inotify reader, and one synced append to a file.", ms.write(p50(acked)), ms.write(quantile(acked, 0.99)))
 	for i := range requestRounds {
 		took, err := h.request(ctx, i)
 		if err != nil {

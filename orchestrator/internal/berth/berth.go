@@ -142,6 +142,7 @@ type Run struct {
 	Engine    string
 	Nonce     string // secret between host and runner
 	LastSeq   int64  // highest frame sequence number committed
+	Renewed   bool   // its group's next run is to begin a new session
 	StartedAt time.Time
 	EndedAt   time.Time // zero while the run lives
 	Error     string
@@ -175,6 +176,13 @@ type Batch struct {
 	// Texts for the chat that were given up since the last batch, oldest first;
 	// of many the newest.
 	Undelivered []Outgoing
+	Notes       []Note // what heartbeats found since the last batch, likewise
+}
+
+// Note is something that an agent is told with the next batch of its chat.
+type Note struct {
+	Text string
+	Time time.Time
 }
 
 // OutState says how far an outgoing text came.
@@ -308,6 +316,8 @@ type Progress struct {
 
 	// For the log of a task.
 	Summary      string // the beginning of the result; empty: no news
+	Found        string // what the agent of the chat is to be told of it; empty: nothing
+	Spoke        bool   // it has a result, if one without words
 	InputTokens  int64
 	OutputTokens int64
 }

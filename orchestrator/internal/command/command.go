@@ -31,6 +31,10 @@ type Host interface {
 	Stop(ctx context.Context, folder string) (running bool, err error)
 	// NewSession has the group's next message begin an empty conversation.
 	NewSession(ctx context.Context, folder string) error
+	// Compact has the group's agent make its conversation shorter when it is at
+	// nothing else; the chat of the message that wants it is told later what came of
+	// it. asked is false if there is no conversation.
+	Compact(ctx context.Context, folder string, m berth.Message) (asked bool, err error)
 	Tasks(ctx context.Context, folder string) ([]berth.Task, error)
 	// Usage returns what the group used today.
 	Usage(ctx context.Context, folder string) ([]berth.Usage, error)
@@ -148,6 +152,7 @@ func commands() []one {
 		{"status", "", "what the agent is doing", (*Handler).status},
 		{"stop", "", "stop what it is doing; the conversation is kept", (*Handler).stop},
 		{"new", "", "start a new conversation", (*Handler).fresh},
+		{"compact", "", "make the conversation shorter", (*Handler).compact},
 		{"tasks", "", "the scheduled tasks", (*Handler).tasks},
 		{"remember", "<text>", "remember a fact in all later conversations", (*Handler).remember},
 		{"memory", "", "what is remembered", (*Handler).memory},
@@ -210,7 +215,7 @@ func (h *Handler) help(_ context.Context, c Call, _ string) (string, error) {
 	}
 	out.WriteString("/pair <token> - put yourself on the list of people who count here")
 	if c.Group.IsMain() {
-		out.WriteString("\n\nHere /status, /stop, /new, /tasks, /memory and /usage take the folder of another group, as in /stop family.")
+		out.WriteString("\n\nHere /status, /stop, /new, /compact, /tasks, /memory and /usage take the folder of another group, as in /stop family.")
 	}
 	return out.String(), nil
 }
@@ -294,6 +299,18 @@ func (h *Handler) fresh(ctx context.Context, c Call, arg string) (string, error)
 		err = h.Host.NewSession(ctx, g.Folder)
 	}
 	return "Started a new conversation session.", err
+}
+
+func (h *Handler) compact(ctx context.Context, c Call, arg string) (string, error) {
+	g, err := h.target(c, arg)
+	if err != nil {
+		return "", err
+	}
+	asked, err := h.Host.Compact(ctx, g.Folder, c.Message)
+	if err != nil || asked {
+		return "I will make the conversation shorter, and say what came of it.", err
+	}
+	return "There is nothing to shorten.", nil
 }
 
 func (h *Handler) tasks(ctx context.Context, c Call, arg string) (string, error) {

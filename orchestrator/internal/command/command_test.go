@@ -53,6 +53,9 @@ func (d *daemon) Stop(_ context.Context, folder string) (bool, error) {
 	return d.running, d.note("stop %s", folder)
 }
 func (d *daemon) NewSession(_ context.Context, folder string) error { return d.note("new %s", folder) }
+func (d *daemon) Compact(_ context.Context, folder string, m berth.Message) (bool, error) {
+	return d.running, d.note("compact %s for %s", folder, m.ChatJID)
+}
 func (d *daemon) Tasks(_ context.Context, folder string) ([]berth.Task, error) {
 	return d.tasks, d.note("tasks %s", folder)
 }
@@ -124,6 +127,9 @@ func TestCommands(t *testing.T) {
 		{"family", "/new main", "", "Only the main group may name another group"},
 		{"main", "/stop nobody", "", "There is no group \"nobody\""},
 		{"family", "/new", "new family", "Started a new conversation session."},
+		{"family", "/compact", "compact family for family@g.us", "I will make the conversation shorter, and say what came of it."},
+		{"main", "/compact work", "compact work for main@g.us", "I will make the conversation shorter"},
+		{"family", "/compact work", "", "Only the main group may name another group"},
 		{"family", "@Andy /new", "new family", "Started a new conversation session."},
 		{"family", "@andy: /New", "new family", "Started a new conversation session."},
 		{"work", "@BÜRO, /new", "new work", "Started a new conversation session."},

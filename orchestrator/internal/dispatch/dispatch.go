@@ -371,6 +371,9 @@ func (d *Dispatcher) Reconcile(ctx context.Context) error {
 			}
 			taken := sync.OnceFunc(func() { close(done) })
 			defer taken()
+			if run.Renewed { // the daemon that was told so is gone
+				d.queue.Renew(run.Folder)
+			}
 			if !registered || g.JID != run.ChatJID {
 				return d.discard(ctx, run, container)
 			}

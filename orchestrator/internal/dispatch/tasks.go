@@ -17,7 +17,7 @@ type TaskStore interface {
 	DueTasks(ctx context.Context, now time.Time) (due []berth.Due, next time.Time, err error)
 	SkipTask(ctx context.Context, d berth.Due, now time.Time) error
 	ReplanTasks(ctx context.Context, now time.Time) (moved int, err error)
-	PauseTask(ctx context.Context, folder, id, by string) (berth.Task, error)
+	PauseTask(ctx context.Context, folder, id, by, origin string) (berth.Task, error)
 	AddAudit(context.Context, berth.Audit) error
 }
 
@@ -220,7 +220,7 @@ func (d *Dispatcher) handOver(ctx context.Context, task berth.Due, now time.Time
 // orphaned pauses a task that has nobody to run it, and tells the operator.
 func (d *Dispatcher) orphaned(ctx context.Context, task berth.Due) error {
 	const why = "its group is not registered any more"
-	_, err := d.store.PauseTask(ctx, task.Folder, task.ID, why)
+	_, err := d.store.PauseTask(ctx, task.Folder, task.ID, why, "")
 	if known, ok := errors.AsType[*berth.Error](err); ok && known.Kind == berth.NotFound {
 		return nil // it was cancelled meanwhile
 	} else if err != nil {

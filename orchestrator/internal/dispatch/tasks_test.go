@@ -223,8 +223,8 @@ func TestWaitingIsNotMissing(t *testing.T) {
 func TestTS07PauseAndCancel(t *testing.T) {
 	for _, during := range []bool{true, false} {
 		for what, change := range map[string]func(w *world) error{
-			"pause":  func(w *world) error { _, err := w.db.PauseTask(w.t.Context(), "a", "t1", "x"); return err },
-			"cancel": func(w *world) error { _, err := w.db.CancelTask(w.t.Context(), "a", "t1"); return err },
+			"pause":  func(w *world) error { _, err := w.db.PauseTask(w.t.Context(), "a", "t1", "x", ""); return err },
+			"cancel": func(w *world) error { _, err := w.db.CancelTask(w.t.Context(), "a", "t1", ""); return err },
 		} {
 			play(t, func(w *world) {
 				w.add("a", true)
@@ -251,7 +251,7 @@ func TestTS07PauseAndCancel(t *testing.T) {
 
 // TS-01, W42: a task without a group is paused once, the operator is told, and no
 // run has to make room for it.
-func TestW42TaskWithoutAGroup(t *testing.T) {
+func TestW42TS01TaskWithoutAGroup(t *testing.T) {
 	play(t, func(w *world) {
 		w.add("a", false)
 		w.add("moved", false)

@@ -56,10 +56,11 @@ type Store interface {
 	AddOutgoing(context.Context, ...berth.Outgoing) error
 	AddAudit(context.Context, berth.Audit) error
 	AddTask(context.Context, berth.Task) (berth.Task, error)
-	UpdateTask(ctx context.Context, folder, id string, c berth.TaskChange, now time.Time) (berth.Task, error)
-	PauseTask(ctx context.Context, folder, id, by string) (berth.Task, error)
-	ResumeTask(ctx context.Context, folder, id string, now time.Time) (berth.Task, error)
-	CancelTask(ctx context.Context, folder, id string) (berth.Task, error)
+	UpdateTask(ctx context.Context, folder, id string, c berth.TaskChange, now time.Time, origin string) (berth.Task, error)
+	PauseTask(ctx context.Context, folder, id, by, origin string) (berth.Task, error)
+	ResumeTask(ctx context.Context, folder, id string, now time.Time, origin string) (berth.Task, error)
+	CancelTask(ctx context.Context, folder, id, origin string) (berth.Task, error)
+	TaskChangedBy(ctx context.Context, origin string) (t berth.Task, ok bool, err error)
 	Task(ctx context.Context, folder, id string) (berth.Task, error)
 	TasksNamed(ctx context.Context, id string) ([]berth.Task, error)
 	Tasks(ctx context.Context, folder string) ([]berth.Task, error)

@@ -84,6 +84,12 @@ func (m *memory) TasksNamed(context.Context, string) ([]berth.Task, error) { ret
 func (m *memory) Task(_ context.Context, _, id string) (t berth.Task, err error) {
 	return t, berth.Errorf(berth.NotFound, "there is no task %s", id)
 }
+func (m *memory) CancelTask(ctx context.Context, folder, id, _ string) (berth.Task, error) {
+	return m.Task(ctx, folder, id)
+}
+func (m *memory) TaskChangedBy(context.Context, string) (t berth.Task, ok bool, err error) {
+	return t, false, nil
+}
 
 // registry is the groups that are registered. add is where they are kept.
 type registry struct {

@@ -193,7 +193,7 @@ func TestIA05to13WhoseTasks(t *testing.T) {
 		id := fmt.Sprint("task-", i)
 		w.task(c.owner, id)
 		if c.verb == "resume_task" {
-			_, err := w.db.PauseTask(t.Context(), c.owner, id, "")
+			_, err := w.db.PauseTask(t.Context(), c.owner, id, "", "")
 			check(t, err)
 		}
 		got := w.ask(c.as, `{"type":"`+c.verb+`","taskId":"`+id+`","groupFolder":"main","isMain":true}`)

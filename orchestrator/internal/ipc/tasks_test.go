@@ -76,9 +76,9 @@ func TestTaskHistory(t *testing.T) {
 	w.denied(w.ask("third-group", `{"type":"task_history","taskId":"t1"}`), "ipc.task_history", "third-group", "there is no task")
 }
 
-// TV-03, TV-04: a recurring task keeps its id over its runs; changes by it reach
+// TV-02 to TV-04: a recurring task keeps its id over its runs; changes by it reach
 // the times to come and leave what is over alone, and merge with what was there.
-func TestTV03TV04ChangesReachTheTimesToCome(t *testing.T) {
+func TestTV02TV03TV04ChangesReachTheTimesToCome(t *testing.T) {
 	w := settle(t)
 	w.task("other-group", "t1")
 	now := time.Now()

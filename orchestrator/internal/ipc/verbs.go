@@ -190,53 +190,75 @@ func checkCatchUp(given string) error {
 }
 
 func (b *inbox) updateTask(ctx context.Context, r *request) (any, error) {
-	t, err := b.ownTask(ctx, r)
-	if err != nil {
-		return nil, err
-	}
 	c := berth.TaskChange{
 		Prompt: r.optional("prompt"), Kind: r.optional("schedule_type"), Value: r.optional("schedule_value"), Zone: r.optional("time_zone"),
 		Context: r.optional("context_mode"), Script: r.optional("script"), CatchUp: r.optional("catch_up"),
 	}
-	if c == (berth.TaskChange{}) {
-		return nil, berth.Errorf(berth.Invalid, "update_task names nothing to change")
-	}
-	if c.Prompt != nil && strings.TrimSpace(*c.Prompt) == "" {
-		return nil, berth.Errorf(berth.Invalid, "a task needs a prompt")
-	}
-	if c.Context != nil {
-		*c.Context = contextMode(*c.Context)
-	}
-	if c.CatchUp != nil {
-		if err := checkCatchUp(*c.CatchUp); err != nil {
-			return nil, err
+	return b.change(ctx, r, func(t berth.Task) (berth.Task, error) {
+		switch {
+		case c == (berth.TaskChange{}):
+			return t, berth.Errorf(berth.Invalid, "update_task names nothing to change")
+		case c.Prompt != nil && strings.TrimSpace(*c.Prompt) == "":
+			return t, berth.Errorf(berth.Invalid, "a task needs a prompt")
 		}
-	}
-	return b.changed(ctx, func() (berth.Task, error) { return b.Store.UpdateTask(ctx, t.Folder, t.ID, c, time.Now()) })
+		if c.Context != nil {
+			*c.Context = contextMode(*c.Context)
+		}
+		if c.CatchUp != nil {
+			if err := checkCatchUp(*c.CatchUp); err != nil {
+				return t, err
+			}
+		}
+		return b.Store.UpdateTask(ctx, t.Folder, t.ID, c, time.Now(), r.key)
+	})
 }
 
 func (b *inbox) pauseTask(ctx context.Context, r *request) (any, error) {
-	t, err := b.ownTask(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return b.changed(ctx, func() (berth.Task, error) { return b.Store.PauseTask(ctx, t.Folder, t.ID, b.group.Folder) })
+	return b.change(ctx, r, func(t berth.Task) (berth.Task, error) {
+		return b.Store.PauseTask(ctx, t.Folder, t.ID, b.group.Folder, r.key)
+	})
 }
 
 func (b *inbox) resumeTask(ctx context.Context, r *request) (any, error) {
-	t, err := b.ownTask(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	return b.changed(ctx, func() (berth.Task, error) { return b.Store.ResumeTask(ctx, t.Folder, t.ID, time.Now()) })
+	return b.change(ctx, r, func(t berth.Task) (berth.Task, error) {
+		return b.Store.ResumeTask(ctx, t.Folder, t.ID, time.Now(), r.key)
+	})
 }
 
 func (b *inbox) cancelTask(ctx context.Context, r *request) (any, error) {
+	cancel := func(t berth.Task) (berth.Task, error) { return b.Store.CancelTask(ctx, t.Folder, t.ID, r.key) }
+	result, err := b.change(ctx, r, cancel)
+	if !notFound(err) {
+		return result, err
+	}
+	// One that was cancelled before is what the agent wants it to be.
+	g, denied := b.targetGroup(r)
+	if denied != nil {
+		return nil, denied
+	}
+	t, again := cancel(berth.Task{Folder: g.Folder, ID: r.get("taskId")})
+	if notFound(again) {
+		return nil, err
+	}
+	return describe(t), again
+}
+
+func notFound(err error) bool {
+	known, ok := errors.AsType[*berth.Error](err)
+	return ok && known.Kind == berth.NotFound
+}
+
+// change changes the task that a request names, once: after a crash the same
+// request comes again, and is told what became of it.
+func (b *inbox) change(ctx context.Context, r *request, do func(berth.Task) (berth.Task, error)) (any, error) {
+	if t, done, err := b.Store.TaskChangedBy(ctx, r.key); done || err != nil {
+		return describe(t), err
+	}
 	t, err := b.ownTask(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	return b.changed(ctx, func() (berth.Task, error) { return b.Store.CancelTask(ctx, t.Folder, t.ID) })
+	return b.changed(ctx, func() (berth.Task, error) { return do(t) })
 }
 
 // ownTask returns the task that a request names, if it is the group's, or main
@@ -248,7 +270,7 @@ func (b *inbox) ownTask(ctx context.Context, r *request) (berth.Task, error) {
 		return berth.Task{}, err
 	}
 	t, err := b.Store.Task(ctx, g.Folder, id)
-	if known, ok := errors.AsType[*berth.Error](err); !ok || known.Kind != berth.NotFound || r.has("targetJid") {
+	if !notFound(err) || r.has("targetJid") {
 		return t, err
 	}
 	others, failed := b.Store.TasksNamed(ctx, id)

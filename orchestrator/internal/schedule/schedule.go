@@ -125,7 +125,7 @@ func (s Schedule) nextCron(t time.Time) time.Time {
 	t = t.In(s.zone)
 	_, offset := t.Zone()
 	for at, face := t, asUTC(t, offset); ; {
-		start, end := at.ZoneBounds()
+		start, end := bounds(at)
 		if !s.hourly && !start.IsZero() {
 			_, before := start.Add(-1).Zone()
 			if shown := asUTC(start, before); face.Before(shown) {
@@ -148,6 +148,16 @@ func (s Schedule) nextCron(t time.Time) time.Time {
 		}
 		face = face.Add(-1) // what begins at the jump counts
 	}
+}
+
+// bounds is t.ZoneBounds, which for years that no table covers ends a leap year a day
+// too early: on that day the end is not after t.
+func bounds(t time.Time) (start, end time.Time) {
+	start, end = t.ZoneBounds()
+	if !end.IsZero() && !end.After(t) {
+		_, end = t.Add(24 * time.Hour).ZoneBounds()
+	}
+	return start, end
 }
 
 // asUTC returns the time at which clocks of UTC show what those of an offset, in

@@ -109,7 +109,7 @@ func TestW28SchedulesThatAreRefused(t *testing.T) {
 }
 
 // IA-22, IA-24, TV-05: times without a zone are of the task's, others of their own.
-func TestFirst(t *testing.T) {
+func TestTV05First(t *testing.T) {
 	now := at(t, "2026-03-01T12:00:00.5Z")
 	for _, c := range []struct{ kind, value, zone, want string }{
 		{"cron", "0 9 * * *", "UTC", "2026-03-02T09:00:00Z"},
@@ -246,16 +246,56 @@ func TestOnceAtClockChanges(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
-	for _, value := range []string{"0 9 * * 1-5", "*/7 */5 1,15 * ?", "@daily", "3600000", "2026-02-01T15:30:00", "2026-02-01T15:30:00+02:00", "TZ= x", "@every 1h", "5-1 * * * *"} {
-		for _, kind := range []string{"cron", "interval", "once"} {
-			f.Add(kind, value, "Europe/Berlin", int64(1774746000))
+// On the last day of a leap year that no table of zones covers, no search goes on for
+// ever.
+func TestLastDayOfALeapYear(t *testing.T) {
+	for zone, want := range map[string]string{"Europe/Berlin": "2044-02-29T00:00:00+01:00", "Australia/Lord_Howe": "2044-02-29T00:00:00+11:00"} {
+		loc, err := time.LoadLocation(zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := Parse("cron", "0 0 29 2 *", loc, time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, from := range []string{"2040-03-01T00:00:00Z", "2040-12-31T12:00:00Z"} {
+			if got := s.Next(at(t, from)); !got.Equal(at(t, want)) {
+				t.Errorf("%s from %s: %v, want %s", zone, from, got, want)
+			}
+		}
+		s, err = Parse("cron", "0 9 * * *", loc, time.Time{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for day := time.Date(2040, 12, 29, 9, 0, 0, 0, loc); day.Year() < 2041; {
+			next := s.Next(day)
+			if want := day.AddDate(0, 0, 1); !next.Equal(want) {
+				t.Fatalf("%s: after %v comes %v, want %v", zone, day, next, want)
+			}
+			day = next
 		}
 	}
-	f.Add("cron", "30 1 * * *", "Australia/Lord_Howe", int64(1775310000))
-	f.Fuzz(func(t *testing.T, kind, value, zoneName string, unix int64) {
-		loc, err := time.LoadLocation(zoneName)
-		if err != nil || unix < 0 || unix > 4e9 {
+}
+
+func FuzzParse(f *testing.F) {
+	// Zones whose clocks jump by an hour and by half of one, over midnight and over a
+	// whole day, and some that do not.
+	zones := []string{"Europe/Berlin", "Australia/Lord_Howe", "America/New_York", "Pacific/Apia", "America/Sao_Paulo", "Asia/Kathmandu", "Africa/Casablanca", "UTC"}
+	kinds := []string{"cron", "once", "interval", "weekly"}
+	for i, value := range []string{"0 9 * * 1-5", "*/7 */5 1,15 * ?", "@daily", "3600000", "2026-02-01T15:30:00", "2026-02-01T15:30:00+02:00", "TZ= x", "@every 1h", "5-1 * * * *", "0 0 29 2 *", "2026-03-29 02:30", "2026-10-25T02:30:00.5"} {
+		for kind := range kinds {
+			f.Add(uint8(kind), value, uint8(i), int64(1774746000))
+		}
+	}
+	f.Add(uint8(0), "30 1 * * *", uint8(1), int64(1775310000))
+	f.Add(uint8(0), "0 0 30 12 *", uint8(3), int64(1325160000)) // a day that Samoa did not have
+	f.Fuzz(func(t *testing.T, which uint8, value string, zone uint8, unix int64) {
+		kind := kinds[int(which)%len(kinds)]
+		loc, err := time.LoadLocation(zones[int(zone)%len(zones)])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if unix < 0 || unix > 4e9 {
 			return
 		}
 		now := time.Unix(unix, 0)

@@ -125,7 +125,7 @@ func (db *DB) SkipTask(ctx context.Context, d berth.Due, now time.Time) error {
 // fails with berth.Conflict if the task is paused or runs already, and
 // berth.NotFound.
 func (db *DB) RunTask(ctx context.Context, folder, id string, now time.Time) (berth.Task, error) {
-	return db.changeTask(ctx, folder, id, func(x *tx, t *berth.Task) error {
+	return db.changeTask(ctx, folder, id, "", func(x *tx, t *berth.Task) error {
 		var running bool
 		if _, err := x.get([]any{&running}, `SELECT EXISTS (SELECT 1 FROM runs WHERE ended_at IS NULL AND group_folder = ? AND task_id = ?)`, folder, id); err != nil {
 			return err
@@ -200,7 +200,7 @@ func (db *DB) ReplanTasks(ctx context.Context, now time.Time) (moved int, err er
 const ofRun = `run_id = ? AND run_id <> ''`
 
 // TaskOf returns the task that a run is for, also if it was cancelled meanwhile;
-// spoke says that some of the run's output reached the outbox, or its turn ended.
+// spoke says that the run has a result, or sent something, or its turn ended.
 func (db *DB) TaskOf(ctx context.Context, runID string) (t berth.Task, spoke bool, err error) {
 	err = db.writer.do(ctx, func(x *tx) error {
 		var folder, id string
@@ -238,15 +238,21 @@ func (db *DB) TaskRuns(ctx context.Context, folder, id string, limit int) ([]ber
 	return out, explain(rows.Err())
 }
 
-// logTask notes in a task's log what a frame of its run said.
-func (x *tx) logTask(p berth.Progress) error {
+// logTask notes in a task's log what a frame of its run said, and for the agent of
+// the chat what it found.
+func (x *tx) logTask(p berth.Progress, chat string) error {
 	if p.Seq == 0 && !p.TurnEnded {
 		return nil
 	}
-	// A turn that ended without a word did its work all the same.
+	if p.Found != "" {
+		if err := x.addNote(chat, p.Found, time.Now()); err != nil {
+			return err
+		}
+	}
+	// What ended without a word did its work all the same.
 	return x.exec(`UPDATE task_run_logs SET result = CASE WHEN ?1 = '' THEN result ELSE ?1 END, answered = answered OR ?2,
 		input_tokens = input_tokens + ?3, output_tokens = output_tokens + ?4 WHERE `+ofRun,
-		firstOf(p.Summary, berth.TaskSummary), len(p.Out) > 0 || p.TurnEnded, tokens(p.InputTokens), tokens(p.OutputTokens), p.RunID)
+		firstOf(p.Summary, berth.TaskSummary), p.Spoke || len(p.Out) > 0 || p.TurnEnded, tokens(p.InputTokens), tokens(p.OutputTokens), p.RunID)
 }
 
 // tokens returns a number that a container names, so that no sum of them overflows.

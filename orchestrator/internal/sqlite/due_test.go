@@ -74,7 +74,7 @@ func at(minutes float64) time.Time {
 
 // TS-02, TS-04, TS-11, TV-01, W41: a claim takes the time that is due, and moves the task
 // along its grid past all that were missed, however many. It is had once.
-func TestW41ClaimIsHadOnce(t *testing.T) {
+func TestW41TS02TS04TS11TV01ClaimIsHadOnce(t *testing.T) {
 	db := open(t)
 	add(t, db, every(1))
 	if claim(t, db, "early", at(0.9)) {
@@ -123,7 +123,7 @@ func TestW41ClaimIsHadOnce(t *testing.T) {
 }
 
 // TS-03, TS-12: a single time runs once, and is completed when its run is over.
-func TestTS12OnceIsCompleted(t *testing.T) {
+func TestTS03TS12OnceIsCompleted(t *testing.T) {
 	db := open(t)
 	add(t, db, once(at(5)))
 	claim(t, db, "r1", at(5))
@@ -143,10 +143,10 @@ func TestTS12OnceIsCompleted(t *testing.T) {
 // not run.
 func TestTS07ClaimOfWhatIsNotDueAnyMore(t *testing.T) {
 	for what, change := range map[string]func(*DB) error{
-		"pause":  func(db *DB) error { _, err := db.PauseTask(t.Context(), "family", "t1", "x"); return err },
-		"cancel": func(db *DB) error { _, err := db.CancelTask(t.Context(), "family", "t1"); return err },
+		"pause":  func(db *DB) error { _, err := db.PauseTask(t.Context(), "family", "t1", "x", ""); return err },
+		"cancel": func(db *DB) error { _, err := db.CancelTask(t.Context(), "family", "t1", ""); return err },
 		"update": func(db *DB) error {
-			_, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: new("7200000")}, at(10))
+			_, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: new("7200000")}, at(10), "")
 			return err
 		},
 		"another chat": func(db *DB) error {
@@ -173,16 +173,16 @@ func TestChangesDuringARun(t *testing.T) {
 		status berth.TaskStatus
 		next   time.Time
 	}{
-		{"pause", func(db *DB) error { _, err := db.PauseTask(t.Context(), "family", "t1", "x"); return err }, berth.TaskPaused, time.Time{}},
+		{"pause", func(db *DB) error { _, err := db.PauseTask(t.Context(), "family", "t1", "x", ""); return err }, berth.TaskPaused, time.Time{}},
 		{"update", func(db *DB) error {
-			_, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: new("7200000")}, at(2))
+			_, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: new("7200000")}, at(2), "")
 			return err
 		}, berth.TaskActive, at(122)},
 		{"resume", func(db *DB) error {
-			if _, err := db.PauseTask(t.Context(), "family", "t1", "x"); err != nil {
+			if _, err := db.PauseTask(t.Context(), "family", "t1", "x", ""); err != nil {
 				return err
 			}
-			_, err := db.ResumeTask(t.Context(), "family", "t1", at(2.5))
+			_, err := db.ResumeTask(t.Context(), "family", "t1", at(2.5), "")
 			return err
 		}, berth.TaskActive, at(10)},
 	} {
@@ -203,7 +203,7 @@ func TestChangesDuringARun(t *testing.T) {
 		db := open(t)
 		add(t, db, once(at(5)))
 		claim(t, db, "r1", at(5))
-		_, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: new(at(6).Format(time.RFC3339))}, at(5.5))
+		_, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: new(at(6).Format(time.RFC3339))}, at(5.5), "")
 		check(t, err)
 		finish(t, db, berth.Ending{RunID: "r1", At: at(7), Error: failed, NoRetry: true})
 		if !claim(t, db, "r2", at(7)) {
@@ -216,13 +216,13 @@ func TestChangesDuringARun(t *testing.T) {
 	db := open(t)
 	add(t, db, every(1))
 	claim(t, db, "r1", at(1))
-	_, err := db.CancelTask(t.Context(), "family", "t1")
+	_, err := db.CancelTask(t.Context(), "family", "t1", "")
 	check(t, err)
 	for i := range maxOver + 5 { // nor is it forgotten while it runs
 		task := aTask(fmt.Sprint("over", i))
 		task.CreatedAt = at(float64(i))
 		add(t, db, task)
-		_, err := db.CancelTask(t.Context(), "family", task.ID)
+		_, err := db.CancelTask(t.Context(), "family", task.ID, "")
 		check(t, err)
 	}
 	got, _, err := db.TaskOf(t.Context(), "r1")
@@ -354,7 +354,7 @@ func TestRunTaskNow(t *testing.T) {
 	_, err = db.RunTask(t.Context(), "family", "t1", at(11))
 	wantKind(t, err, berth.Conflict) // it runs
 	finish(t, db, berth.Ending{RunID: "r1", At: at(12)})
-	_, err = db.PauseTask(t.Context(), "family", "t1", "")
+	_, err = db.PauseTask(t.Context(), "family", "t1", "", "")
 	check(t, err)
 	_, err = db.RunTask(t.Context(), "family", "t1", at(13))
 	wantKind(t, err, berth.Conflict)
@@ -423,11 +423,11 @@ func TestIDsAreUniqueWithinAGroup(t *testing.T) {
 	before := t1(t, db)
 	for _, change := range []func() (berth.Task, error){
 		func() (berth.Task, error) {
-			return db.UpdateTask(t.Context(), "work", "t1", berth.TaskChange{Prompt: new("changed")}, monday)
+			return db.UpdateTask(t.Context(), "work", "t1", berth.TaskChange{Prompt: new("changed")}, monday, "")
 		},
-		func() (berth.Task, error) { return db.PauseTask(t.Context(), "work", "t1", "x") },
-		func() (berth.Task, error) { return db.ResumeTask(t.Context(), "work", "t1", monday) },
-		func() (berth.Task, error) { return db.CancelTask(t.Context(), "work", "t1") },
+		func() (berth.Task, error) { return db.PauseTask(t.Context(), "work", "t1", "x", "") },
+		func() (berth.Task, error) { return db.ResumeTask(t.Context(), "work", "t1", monday, "") },
+		func() (berth.Task, error) { return db.CancelTask(t.Context(), "work", "t1", "") },
 	} {
 		got, err := change()
 		diff(t, "changed", must(t, got, err).Folder, "work")
@@ -612,7 +612,7 @@ func TestStatementsUseIndexes(t *testing.T) {
 // A store of before keeps its tasks and their logs.
 func TestTasksOfAnOldStore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "messages.db")
-	old, err := sql.Open("sqlite", dsn(path, ""))
+	old, err := sql.Open("sqlite", dsn(path))
 	check(t, err)
 	files, err := fs.Sub(migrations, "migrations")
 	check(t, err)

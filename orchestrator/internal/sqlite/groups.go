@@ -82,7 +82,8 @@ func readGroup(g berth.Group, config, added string) (berth.Group, error) {
 	return g, nil
 }
 
-// RemoveGroup unregisters the group of a folder. Its messages and files stay.
+// RemoveGroup unregisters the group of a folder. Its messages and files stay; that
+// its conversation should be made shorter is forgotten.
 // It fails with berth.NotFound if there is none.
 func (db *DB) RemoveGroup(ctx context.Context, folder string) error {
 	return db.writer.do(ctx, func(t *tx) error {
@@ -90,7 +91,10 @@ func (db *DB) RemoveGroup(ctx context.Context, folder string) error {
 		if err == nil && n == 0 {
 			return berth.Errorf(berth.NotFound, "no group has the folder %s: see berth groups ls", folder)
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return t.exec(`DELETE FROM compactions WHERE group_folder = ?`, folder)
 	})
 }
 

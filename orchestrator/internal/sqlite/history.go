@@ -18,10 +18,13 @@ const (
 	maxQuery   = 1000 // bytes
 	maxTerms   = 16
 	maxFound   = 50
-	indexStep  = 500       // messages indexed in one transaction, at most
-	indexBytes = 512 << 10 // characters of them, but for one that is longer
-	maxScanned = 20_000    // messages looked at where the index does not help
-	maxRead    = 4 << 20   // bytes of messages that one search reads
+	indexStep  = 64       // messages indexed in one transaction, at most
+	indexBytes = 16 << 10 // characters of them, but for one that is longer
+	indexMerge = 16       // pages of the index that it tidies up besides
+	maxScanned = 20_000   // messages looked at where the index does not help
+	maxRead    = 4 << 20  // bytes of messages that one search reads
+
+	lastOfAll = 1 << 62 // a number behind all messages
 )
 
 // SearchHistory returns up to limit messages of a chat, newest first, that hold
@@ -43,7 +46,7 @@ func (db *DB) SearchHistory(ctx context.Context, chatJID, query string, before i
 	}
 	limit = min(max(limit, 1), maxFound)
 	if before <= 0 {
-		before = 1 << 62
+		before = lastOfAll
 	}
 	messages, answers := foundMessages, foundAnswers
 	args := []any{chatJID, before, limit, `chat : "` + hex.EncodeToString([]byte(chatJID)) + `" AND {sender content} : (` + ftsQuery(terms) + `)`}
@@ -53,20 +56,7 @@ func (db *DB) SearchHistory(ctx context.Context, chatJID, query string, before i
 	} else if err := db.indexHistory(ctx, chatJID); err != nil {
 		return nil, err
 	}
-	var out []berth.Message
-	for _, query := range []string{messages, answers} {
-		rows, err := db.read.QueryContext(ctx, query, args...)
-		if err != nil {
-			return nil, explain(err)
-		}
-		list, err := pick(rows, limit, holds)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, list...)
-	}
-	slices.SortStableFunc(out, func(a, b berth.Message) int { return b.Time.Compare(a.Time) })
-	return out[:min(limit, len(out))], nil
+	return db.newest(ctx, []string{messages, answers}, args, limit, holds)
 }
 
 // The queries of a search, each newest first, of ?1 the chat before message ?2, at
@@ -85,6 +75,33 @@ const (
 		AND id IN (SELECT -rowid FROM history WHERE history MATCH ?4 AND rowid < 0)` + older + ` ORDER BY id DESC LIMIT ?3`
 )
 
+// Recent returns the newest messages of a chat, oldest first, at most limit, those
+// of its agents included.
+func (db *DB) Recent(ctx context.Context, chatJID string, limit int) ([]berth.Message, error) {
+	out, err := db.newest(ctx, []string{lastMessages, lastAnswers}, []any{chatJID, lastOfAll, limit}, limit, func(berth.Message) bool { return true })
+	slices.Reverse(out)
+	return out, err
+}
+
+// newest returns what the queries find and for which holds is true, at most limit,
+// newest first.
+func (db *DB) newest(ctx context.Context, queries []string, args []any, limit int, holds func(berth.Message) bool) ([]berth.Message, error) {
+	var out []berth.Message
+	for _, query := range queries {
+		rows, err := db.read.QueryContext(ctx, query, args...)
+		if err != nil {
+			return nil, explain(err)
+		}
+		list, err := pick(rows, limit, holds)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, list...)
+	}
+	slices.SortStableFunc(out, func(a, b berth.Message) int { return b.Time.Compare(a.Time) })
+	return out[:min(limit, len(out))], nil
+}
+
 // indexHistory brings the index of a chat up to date.
 func (db *DB) indexHistory(ctx context.Context, chatJID string) error {
 	// Mostly there is nothing to do, and then nobody has to wait for the writer.
@@ -102,8 +119,8 @@ func (db *DB) indexHistory(ctx context.Context, chatJID string) error {
 	return explain(err)
 }
 
-// indexSome indexes as much as one transaction should; done is true if nothing is
-// left.
+// indexSome indexes as much as one transaction should, so that nobody who has a
+// message to store waits long for it; done is true if nothing is left.
 func (x *tx) indexSome(chatJID string) (done bool, err error) {
 	if err := x.exec(`INSERT INTO history_upto (chat_jid) VALUES (?) ON CONFLICT DO NOTHING`, chatJID); err != nil {
 		return false, err
@@ -127,6 +144,9 @@ func (x *tx) indexSome(chatJID string) (done bool, err error) {
 	}
 	if err := x.exec(`INSERT INTO history (rowid, chat, sender, content)
 		SELECT -id, hex(chat_jid), '', text FROM outbox WHERE chat_jid = ? AND id > ? AND id <= ?`+unkept, chatJID, outbox, lastOut); err != nil {
+		return false, err
+	}
+	if err := x.exec(`INSERT INTO history (history, rank) VALUES ('merge', ?)`, indexMerge); err != nil {
 		return false, err
 	}
 	return seq == lastSeq && outbox == lastOut, x.exec(`UPDATE history_upto SET seq = ?, outbox = ? WHERE chat_jid = ?`, lastSeq, lastOut, chatJID)

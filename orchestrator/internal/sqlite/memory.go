@@ -65,6 +65,7 @@ func (db *DB) AddMemory(ctx context.Context, m memory.Memory) (out memory.Memory
 		if err := x.exec(`DELETE FROM memory WHERE group_folder = ? AND normal IS NULL AND id < ?`, m.Folder, last-keptIDs); err != nil {
 			return err
 		}
+		x.remembered = true
 		out = m
 		out.ID = last + 1
 		return x.exec(`INSERT INTO memory (group_folder, id, fact, normal, source, created_at, updated_at, origin) VALUES (?, ?, ?, ?, ?, ?, ?, ?)`,
@@ -92,7 +93,7 @@ func (db *DB) UpdateMemory(ctx context.Context, m memory.Memory) (out memory.Mem
 		if out, err = x.liveMemory(m.Folder, m.ID); err != nil {
 			return err
 		}
-		out.Fact, out.UpdatedAt = m.Fact, m.UpdatedAt
+		out.Fact, out.UpdatedAt, x.remembered = m.Fact, m.UpdatedAt, true
 		return x.exec(`UPDATE memory SET fact = ?, normal = ?, updated_at = ? WHERE group_folder = ? AND id = ?`,
 			out.Fact, normal, formatTime(out.UpdatedAt), out.Folder, out.ID)
 	})
@@ -113,6 +114,7 @@ func (db *DB) ForgetMemory(ctx context.Context, folder string, id int64, origin 
 		if out, err = x.liveMemory(folder, id); err != nil {
 			return err
 		}
+		x.remembered = true
 		return x.exec(`UPDATE memory SET fact = '', normal = NULL, source = '', origin = '', forgotten_by = ? WHERE group_folder = ? AND id = ?`, origin, folder, id)
 	})
 	return out, err
@@ -155,15 +157,17 @@ func (db *DB) memories(ctx context.Context, query string, args ...any) ([]memory
 }
 
 // MemoryPrompt renders what the agent of a folder is to know, for the system part
-// of its prompt.
+// of its prompt. It is asked for with every message, and mostly nothing changed.
 func (db *DB) MemoryPrompt(ctx context.Context, folder string) (string, error) {
-	global, err := db.Memories(ctx, memory.Global)
-	if err != nil {
-		return "", err
-	}
-	own, err := db.Memories(ctx, folder)
-	if err != nil {
-		return "", err
-	}
-	return memory.Prompt(global, own), nil
+	return db.writer.prompts.get(folder, func() (string, error) {
+		global, err := db.Memories(ctx, memory.Global)
+		if err != nil {
+			return "", err
+		}
+		own, err := db.Memories(ctx, folder)
+		if err != nil {
+			return "", err
+		}
+		return memory.Prompt(global, own), nil
+	})
 }

@@ -3,8 +3,12 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"strings"
 	"time"
+
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"berth/orchestrator/internal/berth"
 )
@@ -15,26 +19,23 @@ const messageColumns = `seq, id, chat_jid, sender, sender_name, content, timesta
 // chat already has keeps its number and takes the new text; fresh is false then,
 // unless m wakes the group and the other did not.
 func (db *DB) AddMessage(ctx context.Context, m berth.Message) (seq int64, fresh bool, err error) {
-	at := formatTime(m.Time)
 	err = db.writer.do(ctx, func(t *tx) error {
 		t.touch(m.ChatJID)
-		known, err := t.execN(`UPDATE chats SET last_message_time = max(last_message_time, ?) WHERE jid = ?`, at, m.ChatJID)
-		if err == nil && known == 0 {
-			err = t.exec(`INSERT INTO chats (jid, name, channel, is_group, last_message_time) VALUES (?, ?, ?, ?, ?)`,
-				m.ChatJID, m.ChatJID, channelOf(m.ChatJID), isGroup(m.ChatJID), at)
+		seq, fresh, err = t.addMessage(m)
+		if unknownChat(err) {
+			if err := t.exec(`INSERT INTO chats (jid, name, channel, is_group) VALUES (?, ?, ?, ?)`,
+				m.ChatJID, m.ChatJID, channelOf(m.ChatJID), isGroup(m.ChatJID)); err != nil {
+				return err
+			}
+			seq, fresh, err = t.addMessage(m)
 		}
-		if err != nil {
-			return err
-		}
-		fresh, err = t.get([]any{&seq}, `INSERT INTO messages (id, chat_jid, sender, sender_name, content, timestamp, is_from_me, is_bot_message, wakes)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (chat_jid, id) DO NOTHING RETURNING seq`,
-			m.ID, m.ChatJID, m.Sender, m.SenderName, m.Text, at, m.FromMe, m.Bot, m.Wakes)
 		if err != nil || fresh {
 			return err
 		}
 		_, err = t.get([]any{&seq}, `UPDATE messages SET content = ?, sender_name = ? WHERE chat_jid = ? AND id = ? RETURNING seq`,
 			m.Text, m.SenderName, m.ChatJID, m.ID)
 		if err == nil && m.Wakes {
+			var known int64
 			known, err = t.execN(`UPDATE messages SET wakes = 1 WHERE seq = ? AND wakes = 0`, seq)
 			fresh = known > 0
 		}
@@ -44,6 +45,20 @@ func (db *DB) AddMessage(ctx context.Context, m berth.Message) (seq int64, fresh
 		return t.askAnew(m, &seq)
 	})
 	return seq, fresh, err
+}
+
+// addMessage stores m, unless the chat has its id already.
+func (t *tx) addMessage(m berth.Message) (seq int64, fresh bool, err error) {
+	return t.insert(`INSERT INTO messages (id, chat_jid, sender, sender_name, content, timestamp, is_from_me, is_bot_message, wakes)
+		VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (chat_jid, id) DO NOTHING`,
+		m.ID, m.ChatJID, m.Sender, m.SenderName, m.Text, formatTime(m.Time), m.FromMe, m.Bot, m.Wakes)
+}
+
+// unknownChat reports whether a message was refused because nothing is known of its
+// chat. To look first would cost every message that much more.
+func unknownChat(err error) bool {
+	e, ok := errors.AsType[*sqlite.Error](err)
+	return ok && e.Code() == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY
 }
 
 // askAnew gives a message that wakes only now a new place, if its agent was given

@@ -49,7 +49,7 @@ const maxWaiting = 500
 func (t *tx) room(o berth.Outgoing) error {
 	var full, known bool
 	_, err := t.get([]any{&full, &known}, `SELECT
-		(SELECT count(*) FROM (SELECT 1 FROM outbox WHERE chat_jid = ?1 AND state = 'pending' LIMIT ?2)) >= ?2,
+		(SELECT count(*) FROM (SELECT 1 FROM outbox WHERE chat_jid = ?1 AND state = 'pending'`+limit(maxWaiting)+`)) >= ?2,
 		EXISTS (SELECT 1 FROM outbox WHERE key = ?3)`, o.ChatJID, maxWaiting, o.Key)
 	if err == nil && full && !known {
 		err = berth.Errorf(berth.Conflict, "%d texts wait to be sent to this chat: wait until they are", maxWaiting)
@@ -293,7 +293,7 @@ func (t *tx) tell(b *berth.Batch) error {
 // undelivered reads what tell gave to a batch.
 func (t *tx) undelivered(b *berth.Batch) error {
 	rows, err := t.query(`SELECT `+outColumns+` FROM outbox
-		WHERE chat_jid = ? AND state = 'dead' AND told = ? ORDER BY id DESC LIMIT ?`, b.ChatJID, b.ID, maxUndelivered)
+		WHERE chat_jid = ? AND state = 'dead' AND told = ? ORDER BY id DESC`+limit(maxUndelivered), b.ChatJID, b.ID)
 	if err != nil {
 		return err
 	}

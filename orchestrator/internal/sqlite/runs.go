@@ -23,15 +23,17 @@ const (
 	maxClass    = 64
 )
 
-// Pending reports whether a chat has a message that should wake its agent and
-// that no live run was given, and when the next attempt is due (zero: now). If
-// the clock was set back since that was decided, it is not later than decided.
+// Pending reports whether a chat has a message that should wake its agent, or wants
+// its conversation made shorter, and no live run was given that, and when the next
+// attempt is due (zero: now). If the clock was set back since that was decided, it
+// is not later than decided.
 func (db *DB) Pending(ctx context.Context, chatJID string) (pending bool, retryAt time.Time, err error) {
 	var retry, wait int64
 	err = db.read.QueryRowContext(ctx, `SELECT
 		EXISTS (SELECT 1 FROM messages WHERE chat_jid = ?1 AND wakes = 1 AND seq > max(
 			coalesce((SELECT max(agent_seq, parked_seq) FROM progress WHERE chat_jid = ?1), 0),
-			coalesce((SELECT max(to_seq) FROM batches WHERE chat_jid = ?1 AND state IN ('sent', 'consumed')), 0))),
+			coalesce((SELECT max(to_seq) FROM batches WHERE chat_jid = ?1 AND state IN ('sent', 'consumed')), 0)))
+		OR EXISTS (SELECT 1 FROM compactions WHERE chat_jid = ?1 AND `+waits+`),
 		coalesce((SELECT retry_at FROM progress WHERE chat_jid = ?1), 0),
 		coalesce((SELECT retry_wait FROM progress WHERE chat_jid = ?1), 0)`, chatJID).Scan(&pending, &retry, &wait)
 	if retry > 0 {
@@ -70,9 +72,10 @@ func (t *tx) beginRun(run berth.Run) error {
 }
 
 // NextBatch gives a live run what its chat has pending by now; ok is false if
-// that is nothing.
+// that is nothing. A power cut may take that back: it ends the run as well, and
+// what the run was given is pending again in any case.
 func (db *DB) NextBatch(ctx context.Context, runID, chatJID string) (batch berth.Batch, ok bool, err error) {
-	err = db.writer.do(ctx, func(t *tx) error {
+	err = db.writer.doLoosely(ctx, func(t *tx) error {
 		batch, ok, err = t.claim(runID, chatJID, true)
 		return err
 	})
@@ -110,13 +113,16 @@ func (t *tx) claim(runID, chatJID string, input bool) (b berth.Batch, ok bool, e
 	if err == nil {
 		err = t.tell(&b)
 	}
+	if err == nil {
+		err = t.takeNotes(&b)
+	}
 	return b, err == nil, err
 }
 
 // batchMessages returns the newest messages that fit, oldest first, at least one.
 func (t *tx) batchMessages(chatJID string, from, to int64) ([]berth.Message, error) {
 	rows, err := t.query(`SELECT `+messageColumns+` FROM messages
-		WHERE chat_jid = ? AND seq > ? AND seq <= ? AND is_bot_message = 0 ORDER BY seq DESC LIMIT ?`, chatJID, from, to, maxBatchMessages)
+		WHERE chat_jid = ? AND seq > ? AND seq <= ? AND is_bot_message = 0 ORDER BY seq DESC`+limit(maxBatchMessages), chatJID, from, to)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +152,8 @@ func (db *DB) SetContainer(ctx context.Context, runID, container string) error {
 func (db *DB) Commit(ctx context.Context, p berth.Progress) error {
 	return db.writer.do(ctx, func(t *tx) error {
 		var folder, engine, chat, task string
-		found, err := t.get([]any{&folder, &engine, &chat, &task}, `SELECT group_folder, engine, chat_jid, task_id FROM runs WHERE id = ? AND ended_at IS NULL`, p.RunID)
+		var renewed bool
+		found, err := t.get([]any{&folder, &engine, &chat, &task, &renewed}, `SELECT group_folder, engine, chat_jid, task_id, renewed FROM runs WHERE id = ? AND ended_at IS NULL`, p.RunID)
 		if err != nil {
 			return err
 		}
@@ -164,9 +171,9 @@ func (db *DB) Commit(ctx context.Context, p berth.Progress) error {
 				return err
 			}
 		}
-		if p.Session != "" {
-			if err := t.exec(`INSERT INTO sessions (group_folder, engine, session_id) VALUES (?, ?, ?)
-				ON CONFLICT (group_folder, engine) DO UPDATE SET session_id = excluded.session_id`, folder, engine, p.Session); err != nil {
+		if p.Session != "" && !renewed {
+			if err := t.exec(`INSERT INTO sessions (group_folder, engine, session_id, began_at) VALUES (?, ?, ?, ?)
+				ON CONFLICT (group_folder, engine) DO UPDATE SET session_id = excluded.session_id`, folder, engine, p.Session, formatTime(time.Now())); err != nil {
 				return err
 			}
 		}
@@ -174,12 +181,15 @@ func (db *DB) Commit(ctx context.Context, p berth.Progress) error {
 			return err
 		}
 		if task != "" {
-			if err := t.logTask(p); err != nil {
+			if err := t.logTask(p, chat); err != nil {
 				return err
 			}
 		}
 		if !p.TurnEnded {
 			return nil
+		}
+		if err := t.countTurn(folder, engine, task); err != nil {
+			return err
 		}
 		return t.endTurn(p.RunID, chat)
 	})
@@ -280,7 +290,7 @@ func (db *DB) FinishRun(ctx context.Context, e berth.Ending) (v berth.Verdict, e
 			if err := t.exec(`UPDATE batches SET state = 'returned' WHERE id = ?`, b.ID); err != nil {
 				return err
 			}
-			if err := t.untell(b); err != nil {
+			if err := errors.Join(t.untell(b), t.untakeNotes(b)); err != nil {
 				return err
 			}
 			last = b
@@ -364,7 +374,7 @@ func (db *DB) OpenBatches(ctx context.Context, runID string) (open []berth.Batch
 			if b.Messages, err = t.batchMessages(b.ChatJID, b.From, b.To); err != nil {
 				return err
 			}
-			if err := t.undelivered(b); err != nil {
+			if err := errors.Join(t.undelivered(b), t.notes(b)); err != nil {
 				return err
 			}
 		}
@@ -375,7 +385,7 @@ func (db *DB) OpenBatches(ctx context.Context, runID string) (open []berth.Batch
 
 // LiveRuns returns the runs that have not ended, oldest first.
 func (db *DB) LiveRuns(ctx context.Context) ([]berth.Run, error) {
-	rows, err := db.read.QueryContext(ctx, `SELECT id, group_folder, chat_jid, kind, task_id, container_id, image, engine, nonce, last_seq, started_at
+	rows, err := db.read.QueryContext(ctx, `SELECT id, group_folder, chat_jid, kind, task_id, container_id, image, engine, nonce, last_seq, renewed, started_at
 		FROM runs WHERE ended_at IS NULL ORDER BY started_at`)
 	if err != nil {
 		return nil, explain(err)
@@ -385,7 +395,7 @@ func (db *DB) LiveRuns(ctx context.Context) ([]berth.Run, error) {
 	for rows.Next() {
 		r := berth.Run{State: berth.RunStarting}
 		var started string
-		if err := rows.Scan(&r.ID, &r.Folder, &r.ChatJID, &r.Kind, &r.Task, &r.Container, &r.Image, &r.Engine, &r.Nonce, &r.LastSeq, &started); err != nil {
+		if err := rows.Scan(&r.ID, &r.Folder, &r.ChatJID, &r.Kind, &r.Task, &r.Container, &r.Image, &r.Engine, &r.Nonce, &r.LastSeq, &r.Renewed, &started); err != nil {
 			return nil, explain(err)
 		}
 		r.StartedAt = parseTime(started)

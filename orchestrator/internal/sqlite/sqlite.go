@@ -1,7 +1,7 @@
 // Package sqlite keeps Berth's words in store/messages.db. One exported method
 // is one transaction. All methods are safe for concurrent use; writes that
 // arrive at the same time share one commit, and none returns before its commit
-// is on disk.
+// is on disk, but for what a power cut makes worthless (NextBatch).
 package sqlite
 
 import (
@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"net/url"
 	"os"
+	"time"
 
 	"github.com/pressly/goose/v3"
 	"modernc.org/sqlite"
@@ -57,17 +58,20 @@ func Open(ctx context.Context, path string, changed Changed) (*DB, error) {
 }
 
 func (db *DB) open(ctx context.Context, changed Changed) (err error) {
-	if db.write, err = sql.Open("sqlite", dsn(db.path, "")); err != nil {
+	if db.write, err = sql.Open("sqlite", dsn(db.path, "cache_size(-4096)", checkpoint)); err != nil {
 		return err
 	}
 	db.write.SetMaxOpenConns(1)
 	if err := migrate(ctx, db.write); err != nil {
 		return err
 	}
-	if db.read, err = sql.Open("sqlite", dsn(db.path, "query_only(1)")); err != nil {
+	// Each commit empties the readers' caches, so large ones would be no use.
+	if db.read, err = sql.Open("sqlite", dsn(db.path, "cache_size(-1024)", "query_only(1)")); err != nil {
 		return err
 	}
-	db.read.SetMaxOpenConns(4)
+	db.read.SetMaxOpenConns(readers)
+	db.read.SetMaxIdleConns(readers)
+	db.read.SetConnMaxIdleTime(time.Minute)
 	conn, err := db.write.Conn(ctx)
 	if err != nil {
 		return err
@@ -76,16 +80,21 @@ func (db *DB) open(ctx context.Context, changed Changed) (err error) {
 	return nil
 }
 
+const (
+	readers = 4
+
+	// checkpoint is how many pages the write-ahead log holds before they go into the
+	// database, 8 MiB: one that changes again until then goes there once.
+	checkpoint = "wal_autocheckpoint(2000)"
+)
+
 // dsn sets the pragmas where every pooled connection gets them. Writers take
 // the lock up front: a transaction that reads first and then writes would
 // otherwise fail with SQLITE_BUSY.
-func dsn(path, pragma string) string {
-	q := url.Values{"_txlock": {"immediate"}, "_pragma": {
-		"busy_timeout(5000)", "foreign_keys(1)", "journal_mode(WAL)", "synchronous(FULL)", "cache_size(-4096)",
-	}}
-	if pragma != "" {
-		q.Add("_pragma", pragma)
-	}
+func dsn(path string, pragmas ...string) string {
+	q := url.Values{"_txlock": {"immediate"}, "_pragma": append([]string{
+		"busy_timeout(5000)", "foreign_keys(1)", "journal_mode(WAL)", "synchronous(FULL)",
+	}, pragmas...)}
 	return (&url.URL{Scheme: "file", Path: path, RawQuery: q.Encode()}).String()
 }
 

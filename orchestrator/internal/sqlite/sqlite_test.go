@@ -146,6 +146,33 @@ func TestW18OrderIsTheStoresOwn(t *testing.T) {
 	diff(t, "batch", texts(begin(t, db, "r")), []string{"0", "1", "2", "3"})
 }
 
+// A chat is known from its first message on, and as active as its newest one.
+func TestChatsOfMessages(t *testing.T) {
+	db := open(t)
+	ctx := t.Context()
+	add := func(jid, id string, at int64) {
+		t.Helper()
+		_, _, err := db.AddMessage(ctx, berth.Message{ID: id, ChatJID: jid, Text: "hi", Time: time.Unix(at, 0)})
+		check(t, err)
+	}
+	add("1@g.us", "a", 10)
+	add("2@g.us", "a", 20)
+	check(t, db.NameChats(ctx, []berth.Chat{{JID: "3@g.us", Name: "silent"}}))
+	want := func(jids ...string) {
+		t.Helper()
+		chats, err := db.Chats(ctx, 10)
+		check(t, err)
+		var got []string
+		for _, c := range chats {
+			got = append(got, c.JID)
+		}
+		diff(t, "chats, the last active first", got, jids)
+	}
+	want("2@g.us", "1@g.us", "3@g.us")
+	add("1@g.us", "b", 30)
+	want("1@g.us", "2@g.us", "3@g.us")
+}
+
 func TestUntriggeredMessagesWaitForTheTrigger(t *testing.T) {
 	db := open(t)
 	one := say(t, db, "1", "one", false)

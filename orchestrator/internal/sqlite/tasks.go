@@ -27,22 +27,17 @@ const ofOrigin = `origin = ? AND origin <> ''`
 // task of that id, or berth.MaxTasks.
 func (db *DB) AddTask(ctx context.Context, t berth.Task) (berth.Task, error) {
 	t.Status, t.PausedBy, t.Anchor = berth.TaskActive, "", t.CreatedAt
-	s, err := readSchedule(t)
-	if err != nil {
-		return t, err
-	}
-	next, err := s.First(t.CreatedAt)
-	if err != nil {
-		return t, err
-	}
-	t.NextRun = next
+	unusable := plan(&t, t.CreatedAt)
 	out := t
-	err = db.writer.do(ctx, func(x *tx) error {
+	err := db.writer.do(ctx, func(x *tx) error {
 		if t.Origin != "" {
 			known, found, err := x.task(ofOrigin, t.Origin)
 			if out = known; err != nil || found {
 				return err
 			}
+		}
+		if out = t; unusable != nil {
+			return unusable
 		}
 		var taken bool
 		var live int
@@ -59,7 +54,6 @@ func (db *DB) AddTask(ctx context.Context, t berth.Task) (berth.Task, error) {
 		if err := x.forgetOver(t.Folder); err != nil {
 			return err
 		}
-		out = t
 		return x.insertTask(t)
 	})
 	return out, err
@@ -87,7 +81,7 @@ func (db *DB) KeepTask(ctx context.Context, t berth.Task) (out berth.Task, err e
 		case err != nil:
 			return err
 		case !found:
-			if err := x.plan(&out, t.CreatedAt); err != nil {
+			if err := plan(&out, t.CreatedAt); err != nil {
 				return err
 			}
 			return x.insertTask(out)
@@ -101,7 +95,7 @@ func (db *DB) KeepTask(ctx context.Context, t berth.Task) (out berth.Task, err e
 		}
 		if same && have.Status == out.Status {
 			out.Anchor, out.NextRun = have.Anchor, have.NextRun
-		} else if err := x.plan(&out, t.CreatedAt); err != nil {
+		} else if err := plan(&out, t.CreatedAt); err != nil {
 			return err
 		}
 		if err := x.saveTask(out); err != nil {
@@ -112,15 +106,27 @@ func (db *DB) KeepTask(ctx context.Context, t berth.Task) (out berth.Task, err e
 	return out, err
 }
 
+// TaskChangedBy returns the task that a request changed, given the request's
+// idempotency key, as it is now; ok is false if none was, or it was changed by
+// another one since. It may have been cancelled.
+func (db *DB) TaskChangedBy(ctx context.Context, origin string) (t berth.Task, ok bool, err error) {
+	var times [4]string
+	err = db.read.QueryRowContext(ctx, `SELECT `+taskColumns+`, prompt, script FROM scheduled_tasks
+		WHERE changed_by = ? AND changed_by <> ''`, origin).Scan(taskFields(&t, &times)...)
+	if errors.Is(err, sql.ErrNoRows) {
+		return berth.Task{}, false, nil
+	}
+	setTimes(&t, times)
+	return t, err == nil, explain(err)
+}
+
 // UpdateTask changes a task and returns what it is now. A new kind, value or
 // zone gives it a new next run after now, the anchor of an interval, and makes a
-// completed task active again; with none of them its next run stays. Errors are
-// those of AddTask, and berth.NotFound.
-func (db *DB) UpdateTask(ctx context.Context, folder, id string, c berth.TaskChange, now time.Time) (t berth.Task, err error) {
-	err = db.writer.do(ctx, func(x *tx) error {
-		if t, err = x.liveTask(folder, id); err != nil {
-			return err
-		}
+// completed task active again; with none of them its next run stays. origin is the
+// request's idempotency key for TaskChangedBy, or empty, here and in the methods
+// below. Errors are those of AddTask, and berth.NotFound.
+func (db *DB) UpdateTask(ctx context.Context, folder, id string, c berth.TaskChange, now time.Time, origin string) (berth.Task, error) {
+	return db.changeTask(ctx, folder, id, origin, func(x *tx, t *berth.Task) error {
 		for field, value := range map[*string]*string{
 			&t.Prompt: c.Prompt, &t.Kind: c.Kind, &t.Value: c.Value, &t.Zone: c.Zone, &t.Context: c.Context, &t.Script: c.Script, &t.CatchUp: c.CatchUp,
 		} {
@@ -133,23 +139,20 @@ func (db *DB) UpdateTask(ctx context.Context, folder, id string, c berth.TaskCha
 			if t.Status == berth.TaskCompleted {
 				t.Status = berth.TaskActive
 			}
-			if err := x.plan(&t, now); err != nil {
+			if err := plan(t, now); err != nil {
 				return err
 			}
-			if err := x.exec(`UPDATE scheduled_tasks SET attempts = 0 WHERE group_folder = ? AND id = ?`, folder, id); err != nil {
-				return err
-			}
+			return x.exec(`UPDATE scheduled_tasks SET attempts = 0 WHERE group_folder = ? AND id = ?`, folder, id)
 		}
-		return x.saveTask(t)
+		return nil
 	})
-	return t, err
 }
 
 // PauseTask keeps a task from running, and notes for a person who or what wanted
 // that. Pausing it again is harmless. It fails with berth.Conflict if the task is
 // completed, and berth.NotFound.
-func (db *DB) PauseTask(ctx context.Context, folder, id, by string) (berth.Task, error) {
-	return db.changeTask(ctx, folder, id, func(x *tx, t *berth.Task) error {
+func (db *DB) PauseTask(ctx context.Context, folder, id, by, origin string) (berth.Task, error) {
+	return db.changeTask(ctx, folder, id, origin, func(x *tx, t *berth.Task) error {
 		switch t.Status {
 		case berth.TaskCompleted:
 			return errCompleted(id)
@@ -164,33 +167,41 @@ func (db *DB) PauseTask(ctx context.Context, folder, id, by string) (berth.Task,
 // it was paused is not made up for. Resuming an active task is harmless. It fails
 // with berth.Conflict if the task is completed, berth.Invalid if its time is
 // past, and berth.NotFound.
-func (db *DB) ResumeTask(ctx context.Context, folder, id string, now time.Time) (berth.Task, error) {
-	return db.changeTask(ctx, folder, id, func(x *tx, t *berth.Task) error {
+func (db *DB) ResumeTask(ctx context.Context, folder, id string, now time.Time, origin string) (berth.Task, error) {
+	return db.changeTask(ctx, folder, id, origin, func(x *tx, t *berth.Task) error {
 		switch t.Status {
 		case berth.TaskCompleted:
 			return errCompleted(id)
 		case berth.TaskPaused:
 			t.Status, t.PausedBy = berth.TaskActive, ""
-			return x.plan(t, now)
+			return plan(t, now)
 		}
 		return nil
 	})
 }
 
-// CancelTask ends a task for good; no list has it any more. It fails with
-// berth.NotFound.
-func (db *DB) CancelTask(ctx context.Context, folder, id string) (berth.Task, error) {
-	return db.changeTask(ctx, folder, id, func(x *tx, t *berth.Task) error {
+// CancelTask ends a task for good; no list has it any more. Cancelling it again is
+// harmless, as long as the store knows of it. It fails with berth.NotFound.
+func (db *DB) CancelTask(ctx context.Context, folder, id, origin string) (t berth.Task, err error) {
+	err = db.writer.do(ctx, func(x *tx) error {
+		found := false
+		if t, found, err = x.task(`group_folder = ? AND id = ?`, folder, id); err != nil {
+			return err
+		}
+		if !found {
+			return noTask(id)
+		}
 		t.Status, t.NextRun = taskCancelled, time.Time{}
-		return nil
+		return x.changedTask(t, origin)
 	})
+	return t, err
 }
 
 func errCompleted(id string) error {
 	return berth.Errorf(berth.Conflict, "task %s is completed: give it a new schedule, or make a new task", id)
 }
 
-func (db *DB) changeTask(ctx context.Context, folder, id string, change func(*tx, *berth.Task) error) (t berth.Task, err error) {
+func (db *DB) changeTask(ctx context.Context, folder, id, origin string, change func(*tx, *berth.Task) error) (t berth.Task, err error) {
 	err = db.writer.do(ctx, func(x *tx) error {
 		if t, err = x.liveTask(folder, id); err != nil {
 			return err
@@ -198,13 +209,21 @@ func (db *DB) changeTask(ctx context.Context, folder, id string, change func(*tx
 		if err := change(x, &t); err != nil {
 			return err
 		}
-		return x.saveTask(t)
+		return x.changedTask(t, origin)
 	})
 	return t, err
 }
 
+// changedTask saves a task and what changed it.
+func (x *tx) changedTask(t berth.Task, origin string) error {
+	if err := x.saveTask(t); err != nil || origin == "" {
+		return err
+	}
+	return x.exec(`UPDATE scheduled_tasks SET changed_by = ? WHERE group_folder = ? AND id = ?`, origin, t.Folder, t.ID)
+}
+
 // plan sets the next run of a task after now.
-func (x *tx) plan(t *berth.Task, now time.Time) error {
+func plan(t *berth.Task, now time.Time) error {
 	s, err := readSchedule(*t)
 	if err != nil {
 		return err
@@ -218,7 +237,7 @@ func (x *tx) plan(t *berth.Task, now time.Time) error {
 
 func readSchedule(t berth.Task) (schedule.Schedule, error) {
 	zone, err := time.LoadLocation(t.Zone)
-	if err != nil || t.Zone == "Local" {
+	if err != nil || t.Zone == "" || t.Zone == "Local" { // which Go takes for zones
 		return schedule.Schedule{}, berth.Errorf(berth.Invalid, "%.64q is no time zone: give one such as Europe/Berlin or UTC", t.Zone)
 	}
 	return schedule.Parse(t.Kind, t.Value, zone, t.Anchor)

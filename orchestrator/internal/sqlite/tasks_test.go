@@ -71,12 +71,16 @@ func TestTaskIsMadeOnce(t *testing.T) {
 	if again := add(t, db, in); again.ID != first.ID {
 		t.Errorf("got %s", again.ID)
 	}
-	_, err := db.CancelTask(t.Context(), "family", "t1")
+	_, err := db.CancelTask(t.Context(), "family", "t1", "")
 	check(t, err)
 	if again := add(t, db, in); again.ID != first.ID || again.Status != taskCancelled {
 		t.Errorf("got %+v", again)
 	}
-	in.Origin, in.ID = "ipc/2", "t1"
+	in.CreatedAt, in.Kind, in.Value = monday.AddDate(1, 0, 0), berth.ScheduleOnce, "2026-03-02T13:00:00Z"
+	if again := add(t, db, in); again.ID != first.ID {
+		t.Errorf("when its time was over: %+v", again)
+	}
+	in.Origin, in.ID, in.Value = "ipc/2", "t1", "2030-03-02T13:00:00Z"
 	_, err = db.AddTask(t.Context(), in)
 	wantKind(t, err, berth.Conflict)
 	if list, err := db.Tasks(t.Context(), ""); len(must(t, list, err)) != 0 {
@@ -112,35 +116,35 @@ func TestW28UpdateComputesTheNextRun(t *testing.T) {
 	add(t, db, aTask("t1"))
 	now := monday.Add(time.Hour)
 	kind, value, prompt := berth.ScheduleOnce, "2026-03-05T10:00:00", "other"
-	got, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value}, now)
+	got, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value}, now, "")
 	if want := time.Date(2026, 3, 5, 9, 0, 0, 0, time.UTC); !must(t, got, err).NextRun.Equal(want) {
 		t.Errorf("got %v", got.NextRun)
 	}
 	value = "2026-03-06T10:00:00"
-	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &value}, now)
+	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &value}, now, "")
 	if want := time.Date(2026, 3, 6, 9, 0, 0, 0, time.UTC); !must(t, got, err).NextRun.Equal(want) {
 		t.Errorf("got %v", got.NextRun)
 	}
 	// A run that is due is not lost to a change of words.
-	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Prompt: &prompt}, now.AddDate(0, 1, 0))
+	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Prompt: &prompt}, now.AddDate(0, 1, 0), "")
 	if want := time.Date(2026, 3, 6, 9, 0, 0, 0, time.UTC); !must(t, got, err).NextRun.Equal(want) || got.Prompt != "other" {
 		t.Errorf("got %+v", got)
 	}
 	// The grid of an interval begins anew.
 	kind, value = berth.ScheduleInterval, "7200000"
-	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value}, now)
+	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value}, now, "")
 	if !must(t, got, err).NextRun.Equal(now.Add(2*time.Hour)) || !got.Anchor.Equal(now) {
 		t.Errorf("got %+v", got)
 	}
 	// IA-38: a change that cannot be changes nothing.
 	kind, value = berth.ScheduleCron, "not a cron"
-	_, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value, Prompt: &value}, now)
+	_, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Kind: &kind, Value: &value, Prompt: &value}, now, "")
 	wantKind(t, err, berth.Invalid)
 	after, err := db.Task(t.Context(), "family", "t1")
 	if must(t, after, err).Kind != berth.ScheduleInterval || after.Prompt != "other" {
 		t.Errorf("got %+v", after)
 	}
-	_, err = db.UpdateTask(t.Context(), "family", "t9", berth.TaskChange{}, now)
+	_, err = db.UpdateTask(t.Context(), "family", "t9", berth.TaskChange{}, now, "")
 	wantKind(t, err, berth.NotFound)
 }
 
@@ -150,28 +154,28 @@ func TestPauseAndResume(t *testing.T) {
 	in := aTask("t1")
 	in.Kind, in.Value = berth.ScheduleInterval, "3600000"
 	add(t, db, in)
-	got, err := db.PauseTask(t.Context(), "family", "t1", "main")
+	got, err := db.PauseTask(t.Context(), "family", "t1", "main", "")
 	if must(t, got, err).Status != berth.TaskPaused || !got.NextRun.IsZero() || got.PausedBy != "main" {
 		t.Errorf("got %+v", got)
 	}
-	got, err = db.PauseTask(t.Context(), "family", "t1", "family")
+	got, err = db.PauseTask(t.Context(), "family", "t1", "family", "")
 	if must(t, got, err).PausedBy != "main" {
 		t.Errorf("a second pause: %+v", got)
 	}
 	// A schedule given to a paused task is checked, and leaves it paused.
 	bad, good := "1", "7200000"
-	_, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &bad}, monday)
+	_, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &bad}, monday, "")
 	wantKind(t, err, berth.Invalid)
-	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &good}, monday)
+	got, err = db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &good}, monday, "")
 	if must(t, got, err).Status != berth.TaskPaused || !got.NextRun.IsZero() {
 		t.Errorf("got %+v", got)
 	}
 	now := monday.Add(7*time.Hour + time.Minute)
-	got, err = db.ResumeTask(t.Context(), "family", "t1", now)
+	got, err = db.ResumeTask(t.Context(), "family", "t1", now, "")
 	if must(t, got, err).Status != berth.TaskActive || !got.NextRun.Equal(monday.Add(8*time.Hour)) || got.PausedBy != "" {
 		t.Errorf("got %+v", got)
 	}
-	got, err = db.ResumeTask(t.Context(), "family", "t1", now.Add(24*time.Hour))
+	got, err = db.ResumeTask(t.Context(), "family", "t1", now.Add(24*time.Hour), "")
 	if !must(t, got, err).NextRun.Equal(monday.Add(8 * time.Hour)) {
 		t.Errorf("resuming an active task moved it: %+v", got)
 	}
@@ -179,9 +183,9 @@ func TestPauseAndResume(t *testing.T) {
 	once := aTask("t2")
 	once.Kind, once.Value = berth.ScheduleOnce, "2026-03-02T14:00:00"
 	add(t, db, once)
-	_, err = db.PauseTask(t.Context(), "family", "t2", "")
+	_, err = db.PauseTask(t.Context(), "family", "t2", "", "")
 	check(t, err)
-	_, err = db.ResumeTask(t.Context(), "family", "t2", now)
+	_, err = db.ResumeTask(t.Context(), "family", "t2", now, "")
 	wantKind(t, err, berth.Invalid)
 	after, err := db.Task(t.Context(), "family", "t2")
 	if must(t, after, err).Status != berth.TaskPaused {
@@ -198,12 +202,12 @@ func TestCompletedTask(t *testing.T) {
 	check(t, db.writer.do(t.Context(), func(x *tx) error {
 		return x.exec(`UPDATE scheduled_tasks SET status = 'completed', next_run = NULL`)
 	}))
-	_, err := db.ResumeTask(t.Context(), "family", "t1", monday)
+	_, err := db.ResumeTask(t.Context(), "family", "t1", monday, "")
 	wantKind(t, err, berth.Conflict)
-	_, err = db.PauseTask(t.Context(), "family", "t1", "")
+	_, err = db.PauseTask(t.Context(), "family", "t1", "", "")
 	wantKind(t, err, berth.Conflict)
 	value := "2026-03-03T14:00:00"
-	got, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &value}, monday)
+	got, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: &value}, monday, "")
 	if must(t, got, err).Status != berth.TaskActive || got.NextRun.IsZero() {
 		t.Errorf("got %+v", got)
 	}
@@ -213,7 +217,7 @@ func TestCompletedTask(t *testing.T) {
 func TestCancelledTask(t *testing.T) {
 	db := open(t)
 	add(t, db, aTask("t1"))
-	got, err := db.CancelTask(t.Context(), "family", "t1")
+	got, err := db.CancelTask(t.Context(), "family", "t1", "")
 	if must(t, got, err).ID != "t1" {
 		t.Errorf("got %+v", got)
 	}
@@ -222,9 +226,13 @@ func TestCancelledTask(t *testing.T) {
 	}))
 	_, err = db.Task(t.Context(), "family", "t1")
 	wantKind(t, err, berth.NotFound)
-	_, err = db.CancelTask(t.Context(), "family", "t1")
+	got, err = db.CancelTask(t.Context(), "family", "t1", "")
+	if must(t, got, err).Status != taskCancelled {
+		t.Errorf("again: %+v", got)
+	}
+	_, err = db.CancelTask(t.Context(), "family", "t2", "")
 	wantKind(t, err, berth.NotFound)
-	_, err = db.ResumeTask(t.Context(), "family", "t1", monday)
+	_, err = db.ResumeTask(t.Context(), "family", "t1", monday, "")
 	wantKind(t, err, berth.NotFound)
 	list, err := db.Tasks(t.Context(), "")
 	if len(must(t, list, err)) != 0 {
@@ -263,7 +271,7 @@ func TestTasksAreBounded(t *testing.T) {
 	if len(must(t, list, err)) != berth.MaxTasks || list[0].ID != "the last" || list[1].Prompt != strings.Repeat("é", berth.TaskPreview) {
 		t.Errorf("%d, the first is %s, the second has %d bytes", len(list), list[0].ID, len(list[1].Prompt))
 	}
-	_, err = db.CancelTask(t.Context(), "family", "live-0")
+	_, err = db.CancelTask(t.Context(), "family", "live-0", "")
 	check(t, err)
 	add(t, db, aTask("one more"))
 }
@@ -425,14 +433,14 @@ func TestKeepTask(t *testing.T) {
 		t.Errorf("%q", got.Prompt)
 	}
 	next("another interval", keep(monday.Add(10*time.Minute), func(t *berth.Task) { t.Value = "3600000" }), monday.Add(70*time.Minute))
-	must2(db.PauseTask(ctx, "family", "heartbeat", "operator"))(t)
+	must2(db.PauseTask(ctx, "family", "heartbeat", "operator", ""))(t)
 	if got := keep(monday.Add(20*time.Minute), nil); got.Status != berth.TaskPaused || got.PausedBy != "operator" || !got.NextRun.IsZero() {
 		t.Errorf("%+v", got)
 	}
 	if got := keep(monday.Add(20*time.Minute), func(t *berth.Task) { t.ChatJID = "new@g.us" }); got.Status != berth.TaskActive || got.ChatJID != "new@g.us" {
 		t.Errorf("%+v", got)
 	}
-	must2(db.CancelTask(ctx, "family", "heartbeat"))(t)
+	must2(db.CancelTask(ctx, "family", "heartbeat", ""))(t)
 	next("again", keep(monday.Add(time.Hour), nil), monday.Add(90*time.Minute))
 
 	// What others made is theirs, unless it is over.
@@ -441,7 +449,7 @@ func TestKeepTask(t *testing.T) {
 	mine.CreatedBy = berth.HeartbeatOwner
 	_, err := db.KeepTask(ctx, mine)
 	wantKind(t, err, berth.Conflict)
-	must2(db.CancelTask(ctx, "family", "other"))(t)
+	must2(db.CancelTask(ctx, "family", "other", ""))(t)
 	if got, err := db.KeepTask(ctx, mine); err != nil || !got.IsHeartbeat() {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -449,4 +457,33 @@ func TestKeepTask(t *testing.T) {
 	bad.Value = "no cron"
 	_, err = db.KeepTask(ctx, bad)
 	wantKind(t, err, berth.Invalid)
+}
+
+// A request that changed a task is known by its key, until another one changes it.
+func TestTaskChangedBy(t *testing.T) {
+	db := open(t)
+	add(t, db, aTask("t1"))
+	who := func(key, want string) {
+		t.Helper()
+		got, ok, err := db.TaskChangedBy(t.Context(), key)
+		check(t, err)
+		if text := string(got.Status); ok != (want != "") || text != want {
+			t.Errorf("%q: %q, %v", key, text, ok)
+		}
+	}
+	who("", "")
+	who("ipc/1", "")
+	must2(db.PauseTask(t.Context(), "family", "t1", "main", "ipc/1"))(t)
+	who("ipc/1", "paused")
+	must2(db.ResumeTask(t.Context(), "family", "t1", monday, ""))(t) // the operator
+	who("ipc/1", "active")
+	who("", "")
+	_, err := db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Value: new("nonsense")}, monday, "ipc/2")
+	wantKind(t, err, berth.Invalid)
+	who("ipc/2", "")
+	must2(db.UpdateTask(t.Context(), "family", "t1", berth.TaskChange{Prompt: new("more")}, monday, "ipc/3"))(t)
+	who("ipc/1", "")
+	who("ipc/3", "active")
+	must2(db.CancelTask(t.Context(), "family", "t1", "ipc/4"))(t)
+	who("ipc/4", taskCancelled)
 }

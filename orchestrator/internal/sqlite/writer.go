@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -27,7 +29,9 @@ var errClosed = errors.New("the store is closed")
 type writer struct {
 	conn    *sql.Conn
 	changed Changed
+	prompts prompts
 	stmts   map[string]*sql.Stmt
+	synced  bool // the connection syncs what it commits
 	queue   chan *write
 	done    chan struct{}
 
@@ -38,9 +42,10 @@ type writer struct {
 }
 
 type write struct {
-	fn   func(*tx) error
-	err  error
-	done chan struct{}
+	fn    func(*tx) error
+	loose bool // need not be on disk when it returns
+	err   error
+	done  chan struct{}
 }
 
 func newWriter(conn *sql.Conn, changed Changed) *writer {
@@ -48,6 +53,7 @@ func newWriter(conn *sql.Conn, changed Changed) *writer {
 		conn:    conn,
 		changed: changed,
 		stmts:   make(map[string]*sql.Stmt),
+		synced:  true, // as dsn says
 		queue:   make(chan *write, maxGroup),
 		done:    make(chan struct{}),
 	}
@@ -59,7 +65,17 @@ func newWriter(conn *sql.Conn, changed Changed) *writer {
 // it returns an error nothing was changed. A write that was accepted is carried
 // out even if ctx ends meanwhile.
 func (w *writer) do(ctx context.Context, fn func(*tx) error) error {
-	job := &write{fn: fn, done: make(chan struct{})}
+	return w.add(ctx, &write{fn: fn, done: make(chan struct{})})
+}
+
+// doLoosely is do for what a power cut makes worthless, since what it is about ends
+// with it: its commit is not synced, which is most of what a lone write takes. The
+// end of this process loses nothing of it, and no later commit is on disk without it.
+func (w *writer) doLoosely(ctx context.Context, fn func(*tx) error) error {
+	return w.add(ctx, &write{fn: fn, loose: true, done: make(chan struct{})})
+}
+
+func (w *writer) add(ctx context.Context, job *write) error {
 	w.mu.RLock()
 	if w.closed {
 		w.mu.RUnlock()
@@ -117,7 +133,7 @@ func (w *writer) gather(first *write) []*write {
 // commit carries out a group in one transaction. If one of it fails, nothing of
 // the group was done, and each is carried out by itself.
 func (w *writer) commit(group []*write) {
-	touched, failed, err := w.try(group)
+	t, failed, err := w.try(group)
 	if failed && len(group) > 1 {
 		for _, job := range group {
 			w.commit([]*write{job})
@@ -125,8 +141,8 @@ func (w *writer) commit(group []*write) {
 		return
 	}
 	w.note(err)
-	for chat, out := range touched {
-		w.changed(chat, out)
+	if err == nil {
+		t.announce()
 	}
 	for _, job := range group {
 		job.err = err
@@ -149,8 +165,11 @@ func (w *writer) note(err error) {
 
 // try runs a group in one transaction. failed says that it was undone because
 // one of its writes failed, with err, and not the commit itself.
-func (w *writer) try(group []*write) (touched map[string]bool, failed bool, err error) {
-	t := &tx{w: w, touched: make(map[string]bool)}
+func (w *writer) try(group []*write) (t *tx, failed bool, err error) {
+	t = &tx{w: w, touched: make(map[string]bool)}
+	if err := w.sync(slices.ContainsFunc(group, func(job *write) bool { return !job.loose })); err != nil {
+		return nil, false, err
+	}
 	if err := t.exec("BEGIN IMMEDIATE"); err != nil {
 		return nil, false, err
 	}
@@ -168,14 +187,42 @@ func (w *writer) try(group []*write) (touched map[string]bool, failed bool, err 
 		_ = t.exec("ROLLBACK")
 		return nil, failed, err
 	}
-	return t.touched, false, nil
+	return t, false, nil
+}
+
+// sync makes the commits that follow return when they are on disk, or not so.
+func (w *writer) sync(on bool) error {
+	if on == w.synced {
+		return nil
+	}
+	pragma := "PRAGMA synchronous = NORMAL"
+	if on {
+		pragma = "PRAGMA synchronous = FULL"
+	}
+	// It takes effect when it is prepared, so it cannot be kept.
+	if _, err := w.conn.ExecContext(context.Background(), pragma); err != nil {
+		return err
+	}
+	w.synced = on
+	return nil
 }
 
 // tx is the transaction that a write runs in. Its statements are prepared once
 // for the life of the store, so every query must be a constant.
 type tx struct {
-	w       *writer
-	touched map[string]bool // by chat; true: it has new outgoing texts
+	w          *writer
+	touched    map[string]bool // by chat; true: it has new outgoing texts
+	remembered bool            // memories changed
+}
+
+// announce tells what changed, before those that wrote it go on.
+func (t *tx) announce() {
+	if t.remembered {
+		t.w.prompts.forget()
+	}
+	for chat, out := range t.touched {
+		t.w.changed(chat, out)
+	}
 }
 
 // run calls fn and turns a panic into an error.
@@ -197,6 +244,10 @@ func (t *tx) touch(chatJID string) {
 
 // touchOut notes that the chat has a new outgoing text.
 func (t *tx) touchOut(chatJID string) { t.touched[chatJID] = true }
+
+// limit ends a query that takes at most n rows, if n is a constant. A limit that is
+// bound makes SQLite prepare the statement anew each time.
+func limit(n int) string { return " LIMIT " + strconv.Itoa(n) }
 
 func (t *tx) stmt(query string) (*sql.Stmt, error) {
 	if s, ok := t.w.stmts[query]; ok {
@@ -226,6 +277,24 @@ func (t *tx) execN(query string, args ...any) (int64, error) {
 		return 0, err
 	}
 	return res.RowsAffected()
+}
+
+// insert returns the number of the new row; ok is false if there is none.
+func (t *tx) insert(query string, args ...any) (id int64, ok bool, err error) {
+	s, err := t.stmt(query)
+	if err != nil {
+		return 0, false, err
+	}
+	res, err := s.Exec(args...)
+	if err != nil {
+		return 0, false, err
+	}
+	n, err := res.RowsAffected()
+	if err != nil || n == 0 {
+		return 0, false, err
+	}
+	id, err = res.LastInsertId()
+	return id, err == nil, err
 }
 
 // get scans one row into dest; found is false if there is none.

@@ -209,6 +209,7 @@ type loop struct {
 	limit      *time.Timer // of a task's run
 	halt       *time.Timer // for a turn to end that was interrupted
 	syncing    bool        // a sync is under way; what it does not acknowledge is sent again
+	said       int64       // bytes that an older runner's answers cost the store
 }
 
 func newLoop(ctx context.Context, c *carrier, wg *sync.WaitGroup) *loop {
@@ -303,6 +304,7 @@ func (l *loop) acknowledge(ids []string) {
 			acked = append(acked, b.AckID)
 		}
 	}
+	l.compactionTaken(ids)
 	if len(acked) > 0 {
 		l.commit(berth.Progress{RunID: l.run.ID, Acked: acked})
 		crash.At(crash.Consumed)
@@ -330,6 +332,7 @@ func (l *loop) state(state string) {
 	case l.failure != nil: // whatever it says, this turn did not end well
 	case state == protocol.StateIdle:
 		l.halt.Stop()
+		l.compactionRests()
 		if l.turnEnded(berth.Progress{RunID: l.run.ID}) && !ending {
 			l.rest()
 		}
@@ -353,7 +356,7 @@ func (l *loop) turnEnded(p berth.Progress) bool {
 
 // rest makes the run idle, if nothing that it was given is still on its way.
 func (l *loop) rest() {
-	if len(l.batches) > 0 || l.failure != nil || !l.taskRests() {
+	if len(l.batches) > 0 || l.failure != nil || !l.taskRests() || l.compact() {
 		return
 	}
 	l.show(berth.RunIdle)
@@ -362,7 +365,7 @@ func (l *loop) rest() {
 
 // output commits a result or an error.
 func (l *loop) output(f protocol.Frame) {
-	p := berth.Progress{RunID: l.run.ID, Seq: f.Seq, Session: f.NewSessionID, Acked: l.implied(), Summary: f.Note}
+	p := berth.Progress{RunID: l.run.ID, Seq: f.Seq, Session: f.NewSessionID, Acked: l.implied(), Summary: f.Note, Spoke: f.Status == protocol.StatusSuccess}
 	if l.ownSession() || l.slot.Renewed() {
 		p.Session = ""
 	}
@@ -372,6 +375,9 @@ func (l *loop) output(f protocol.Frame) {
 	if f.Result != nil {
 		visible := Visible(string(*f.Result))
 		p.Summary = visible
+		if l.task.IsHeartbeat() && l.ownSession() {
+			p.Found = found(string(*f.Result))
+		}
 		for i, text := range Split(visible) {
 			p.Out = append(p.Out, berth.Outgoing{
 				Key:  "run/" + l.run.ID + "/" + strconv.FormatInt(f.Seq, 10) + "/" + strconv.Itoa(i),
@@ -379,13 +385,20 @@ func (l *loop) output(f protocol.Frame) {
 			})
 		}
 	}
+	if l.older() && l.tooMuch(p) {
+		return
+	}
 	crash.At(crash.Printed)
+	if f.Compaction != nil {
+		l.told(compacted(*f.Compaction)) // before the frame counts as taken: it is told of once
+	}
 	if len(p.Out) > 0 {
 		l.inbox.Drain(l.ctx) // what the agent sent before comes before
 	}
 	old := (l.older() || !l.ready && !l.adopted) && f.Status == protocol.StatusSuccess // an older runner says no more than this
 	stored := false
 	if old {
+		l.told(compactUnsaid)
 		stored = l.turnEnded(p)
 	} else {
 		stored = l.commit(p)
@@ -471,6 +484,7 @@ func (l *loop) collect(before int64) {
 // resync finds out what happened while nobody listened.
 func (l *loop) resync() {
 	if l.older() { // it could not say; what it owes an answer is in the store
+		l.told(compactUnsaid)
 		l.rest()
 		return
 	}
@@ -488,6 +502,9 @@ func (l *loop) resync() {
 // resend writes the input files again that an earlier daemon may not have
 // written. The runner knows those that it has taken.
 func (l *loop) resend() {
+	if l.compaction.id != 0 && !l.compaction.taken && !l.files.HasInput(compactSeq) {
+		l.order()
+	}
 	for _, b := range l.batches {
 		if b.Input && b.State == berth.BatchSent && !l.files.HasInput(b.ID) {
 			l.deliver(b)
@@ -509,7 +526,9 @@ func (l *loop) followUp() {
 		return
 	}
 	if !ok {
-		l.slot.Idle()
+		if !l.compact() {
+			l.slot.Idle()
+		}
 		return
 	}
 	crash.At(crash.Claimed)

@@ -32,6 +32,11 @@ func (l *loop) interrupt() {
 			b.State = berth.BatchConsumed
 		}
 	}
+	if l.compaction.id != 0 {
+		if l.compaction.stopped = true; !l.compaction.taken {
+			stop.ID = l.compaction.ackID()
+		}
+	}
 	if !l.turnEnded(p) {
 		return
 	}

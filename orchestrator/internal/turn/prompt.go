@@ -8,6 +8,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"berth/agent-runner/protocol"
 	"berth/orchestrator/internal/berth"
 )
 
@@ -27,6 +28,7 @@ func prompt(g berth.Group, b berth.Batch, assistant string, now time.Time) strin
 		fmt.Fprintf(&out, "<undelivered time=\"%s\" reason=\"%s\">%s</undelivered>\n",
 			o.CreatedAt.UTC().Format(stampLayout), escaper.Replace(o.Error), escaper.Replace(excerpt(o.Shown())))
 	}
+	writeNotes(&out, b.Notes)
 	out.WriteString("<messages>\n")
 	for _, m := range b.Messages {
 		fmt.Fprintf(&out, "<message sender=\"%s\" time=\"%s\" id=\"%d\">%s</message>\n",
@@ -60,35 +62,8 @@ func excerpt(text string) string {
 	return string([]rune(text)[:most]) + "…"
 }
 
-// Visible removes what an agent keeps to itself: <internal> blocks, also nested
-// ones; one that is never closed hides the rest.
-func Visible(text string) string {
-	const open, end = "<internal>", "</internal>"
-	var out strings.Builder
-	for depth := 0; text != ""; {
-		i, j := strings.Index(text, open), strings.Index(text, end)
-		switch {
-		case i >= 0 && (j < 0 || i < j):
-			if depth == 0 {
-				out.WriteString(text[:i])
-			}
-			depth++
-			text = text[i+len(open):]
-		case j >= 0 && depth > 0:
-			depth--
-			text = text[j+len(end):]
-		case j >= 0: // closes nothing
-			out.WriteString(text[:j])
-			text = text[j+len(end):]
-		default:
-			if depth == 0 {
-				out.WriteString(text)
-			}
-			text = ""
-		}
-	}
-	return strings.TrimSpace(out.String())
-}
+// Visible is protocol.Visible.
+func Visible(text string) string { return protocol.Visible(text) }
 
 // maxChunk is the longest text sent as one message, in characters.
 const maxChunk = 3500

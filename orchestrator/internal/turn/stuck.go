@@ -94,6 +94,9 @@ func (l *loop) judge() verdict {
 			s.claims = append(s.claims, claim{id: b.AckID, since: l.given})
 		}
 	}
+	if l.compaction.id != 0 && !l.compaction.taken {
+		s.claims = append(s.claims, claim{id: l.compaction.ackID(), since: l.given})
+	}
 	return judge(time.Now(), s)
 }
 

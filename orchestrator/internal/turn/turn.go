@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -22,7 +23,8 @@ import (
 )
 
 // Store is where the truth is kept. Every method is one transaction that is on
-// disk when it returns.
+// disk when it returns; that of NextBatch may come there later, since a power cut
+// ends the run as well.
 type Store interface {
 	BeginRun(context.Context, berth.Run) (berth.Batch, bool, error)
 	BeginTask(context.Context, berth.Run) (berth.Task, bool, error)
@@ -34,6 +36,12 @@ type Store interface {
 	OpenBatches(ctx context.Context, runID string) ([]berth.Batch, error)
 	MemoryPrompt(ctx context.Context, folder string) (string, error) // what a group's agent is to know
 	Session(ctx context.Context, folder, engine string) (string, error)
+	EndSession(ctx context.Context, folder, engine string, before time.Time, turns int) (ended string, err error)
+	BeginCompaction(ctx context.Context, run berth.Run, nothing, failed string) (id int64, ok bool, err error)
+	NextCompaction(ctx context.Context, runID, chatJID, failed string) (id int64, ok bool, err error)
+	OpenCompaction(ctx context.Context, runID string) (id int64, ok bool, err error)
+	EndCompaction(ctx context.Context, runID, text string) error
+	Recent(ctx context.Context, chatJID string, limit int) ([]berth.Message, error) // of the chat, oldest first
 }
 
 // Requests takes what containers drop as files. Open starts to watch the folders
@@ -86,6 +94,7 @@ type Config struct {
 	Timeout     time.Duration // without a sign of life
 	IdleTimeout time.Duration
 	TaskTimeout time.Duration // for all of a task's run; 0: DefaultTaskTimeout
+	Sessions    SessionLimits
 	Memory      int64
 	CPUs        float64
 	Pids        int64
@@ -100,6 +109,12 @@ type Limits struct {
 	Memory int64 // bytes
 	CPUs   float64
 	Pids   int64
+}
+
+// SessionLimits are when a chat begins a new session. Zero means never.
+type SessionLimits struct {
+	Age   time.Duration // since it began
+	Turns int
 }
 
 // Deps are what a Runner works with.
@@ -225,8 +240,13 @@ func (c *carrier) claim(ctx context.Context) (ok bool, err error) {
 		return ok, err
 	}
 	b, ok, err := c.Store.BeginRun(ctx, c.run)
-	c.batches = []berth.Batch{b}
-	return ok, err
+	if ok {
+		c.batches = []berth.Batch{b}
+	}
+	if ok || err != nil {
+		return ok, err
+	}
+	return c.beginCompaction(ctx)
 }
 
 func (r *Runner) logger(run berth.Run) *zap.Logger {
@@ -249,6 +269,9 @@ func (r *Runner) Adopt(ctx context.Context, slot *queue.Slot, g berth.Group, run
 	var err error
 	if c.batches, err = r.Store.OpenBatches(ctx, run.ID); err == nil && run.Task != "" {
 		c.task, c.spoke, err = r.Store.TaskOf(ctx, run.ID)
+	}
+	if err == nil {
+		err = c.adoptCompaction(ctx)
 	}
 	if err != nil {
 		c.log.Error("adopt: read what it is to do", zap.Error(err))
@@ -307,14 +330,15 @@ type carrier struct {
 	box     Box
 	adopted bool
 
-	ready   bool          // the runner speaks our protocol, not an older one
-	task    berth.Task    // that the run is for, if any
-	spoke   bool          // the task has a result
-	batches []berth.Batch // given to the run, turn not ended
-	memory  string        // what the agent was last told to remember
-	failure *failure
-	absent  bool // the container engine could not be reached
-	stderr  tail
+	ready      bool          // the runner speaks our protocol, not an older one
+	task       berth.Task    // that the run is for, if any
+	spoke      bool          // the task has a result
+	batches    []berth.Batch // given to the run, turn not ended
+	compaction compaction
+	memory     string // what the agent was last told to remember
+	failure    *failure
+	absent     bool // the container engine could not be reached
+	stderr     tail
 }
 
 // failure is why a run did not do what was asked.
@@ -379,7 +403,12 @@ func (c *carrier) start(ctx context.Context) error {
 	c.mu.Lock()
 	c.mounts[c.group.Folder] = verdicts
 	c.mu.Unlock()
-	mounts := append(c.files.Mounts(), c.door.Mount())
+	skills, err := c.files.Skills()
+	if err != nil { // it can work without them
+		c.log.Warn("the skills are left out", zap.Error(err))
+		c.runLog.Notef("the skills are left out: %v", err)
+	}
+	mounts := append(slices.Concat(c.files.Mounts(), skills), c.door.Mount())
 	var started func(pid int) error
 	for _, v := range verdicts {
 		if !v.Allowed {
@@ -430,15 +459,23 @@ func (c *carrier) input(ctx context.Context) (in protocol.Input, err error) {
 		return in, err
 	}
 	in.SystemPrompt = c.memory
-	if !c.ownSession() {
-		if in.SessionID, err = c.Store.Session(ctx, c.group.Folder, c.run.Engine); err != nil {
+	if in.Isolated = c.ownSession(); !in.Isolated {
+		if in.SessionID, err = c.session(ctx); err != nil {
 			return in, err
 		}
 	}
 	now := time.Now().In(c.Location)
+	if c.compaction.id != 0 {
+		m := c.compaction.message()
+		in.Prompt, in.Compact, in.Batch = m.Text, true, []string{m.ID}
+		return in, nil
+	}
 	if c.run.Task != "" {
 		in.Prompt, in.IsScheduledTask, in.Script = taskPrompt(c.group, c.task, c.Assistant, now), true, c.task.Script
-		return in, nil
+		if c.task.IsHeartbeat() {
+			in.Prompt, err = c.heartbeatPrompt(ctx, in.Prompt)
+		}
+		return in, err
 	}
 	batch := c.batches[0]
 	in.Prompt = prompt(c.group, batch, c.Assistant, now)
@@ -446,6 +483,27 @@ func (c *carrier) input(ctx context.Context) (in protocol.Input, err error) {
 		in.Batch = append(in.Batch, m.ID)
 	}
 	return in, nil
+}
+
+// session returns the session that the run goes on with; empty for a new one. What
+// was said before in one that has become too old or too large, the runner archives.
+func (c *carrier) session(ctx context.Context) (id string, err error) {
+	if limits := c.Sessions; limits != (SessionLimits{}) && c.compaction.id == 0 {
+		var before time.Time
+		if limits.Age > 0 {
+			before = time.Now().Add(-limits.Age)
+		}
+		ended, err := c.Store.EndSession(ctx, c.group.Folder, c.run.Engine, before, limits.Turns)
+		if err != nil {
+			return "", err
+		}
+		if ended != "" {
+			c.log.Info("session ended: it is too old, or has had too many turns", zap.String("session", ended))
+			c.runLog.Notef("session %s is too old, or has had too many turns: this run begins a new one", ended)
+			return "", nil
+		}
+	}
+	return c.Store.Session(ctx, c.group.Folder, c.run.Engine)
 }
 
 // ownSession reports whether the run has a session of its own, which nobody goes
@@ -591,6 +649,9 @@ func (c *carrier) finish(ctx context.Context, exit Exit, start error) queue.Resu
 		c.runLog.Notef("ended with code %d %s", exit.Code, e.Error)
 	}
 	result := queue.Result{Again: v.Returned && !v.Parked && c.run.Task == "", RetryAt: v.RetryAt}
+	if c.endCompaction(ctx, e.Uncounted, f) {
+		result.Again = true
+	}
 	if e.Uncounted && start != errGone {
 		result.RetryAt = time.Now().Add(engineRetry)
 	}
@@ -623,7 +684,7 @@ func (c *carrier) ending(exit Exit, start error) (berth.Ending, *failure) {
 		}
 	case exit.OutOfMemory:
 		f = &failure{text: "the agent ran out of memory", class: protocol.ClassMemory}
-	case c.slot.Reason() == queue.ReasonStopped && (len(c.batches) > 0 || c.run.Task != "" && !c.spoke):
+	case c.slot.Reason() == queue.ReasonStopped && (len(c.batches) > 0 || c.compaction.id != 0 || c.run.Task != "" && !c.spoke):
 		f = &failure{text: "stopped by the operator", class: classStopped}
 	case exit.Code != 0 && c.slot.Reason() == "":
 		f = &failure{text: strings.TrimSuffix(fmt.Sprintf("Container exited with code %d: %s", exit.Code, c.stderr.last(200)), ": ")}
