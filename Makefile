@@ -58,7 +58,7 @@ vuln: ## known vulnerabilities (needs the network)
 
 .PHONY: crash
 crash: engine ## kill the daemon at each step of a message, 5 times each, and count what is lost or doubled
-	$(GO) test -tags docker,crash -count 1 -timeout 30m -v -run 'TestCrash(Tasks)?$$' ./orchestrator -args -times $(or $(TIMES),5) | grep -v '_test.go:.*daemon:'
+	$(GO) test -tags docker,crash -count 1 -timeout 30m -v -run 'TestCrash(Tasks|Requests|SilentTasks)?$$' ./orchestrator -args -times $(or $(TIMES),5) | grep -v '_test.go:.*daemon:'
 
 .PHONY: soak
 soak: engine build ## a storm of kills on a hundred groups for MINUTES=20, with an auditor; writes docs/reliability.md
