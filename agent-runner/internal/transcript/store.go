@@ -51,7 +51,7 @@ func openStore(home, session, run string) (*store, error) {
 	if err := in.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
 	}
-	root, err := in.OpenRoot(folder)
+	root, err := in.OpenRoot(folder + "/.") // a pipe in its place would be waited for
 	if err != nil {
 		return nil, err
 	}
@@ -207,7 +207,7 @@ func write(group, name string, data []byte) (path string, err error) {
 	if info, err := in.Lstat(protocol.ConversationsDir); err != nil || !info.IsDir() {
 		return "", errors.Join(err, fmt.Errorf("%s is no folder, where conversations are kept: move it away", protocol.ConversationsDir))
 	}
-	dir, err := in.OpenRoot(protocol.ConversationsDir)
+	dir, err := in.OpenRoot(protocol.ConversationsDir + "/.")
 	if err != nil {
 		return "", err
 	}

@@ -342,8 +342,8 @@ func TestCompactionOverARestart(t *testing.T) {
 			b.take()
 			b.ack("compact-1")
 			b.end(Exit{Code: 137})
-		}, func(w *world, b *fakeBox) {
-			b = w.started()
+		}, func(w *world, _ *fakeBox) {
+			b := w.started()
 			b.ready()
 			equal(w.t, "compacts", b.input.Compact, true)
 			b.shorter("compact-1", shortened)
