@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if b.bare, err = newBare(os.Getenv("DOCKER_HOST")); err != nil {
 		return err
 	}
-	if b.docker, err = docker.New(docker.Options{Install: b.install, Host: os.Getenv("DOCKER_HOST"), Log: b.log}); err != nil {
+	if b.docker, err = docker.New(docker.Options{Install: b.install, Host: os.Getenv("DOCKER_HOST"), CPUSet: docker.AutoCPUSet, Log: b.log}); err != nil {
 		return err
 	}
 	defer b.docker.Close()
