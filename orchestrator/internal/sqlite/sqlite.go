@@ -71,7 +71,7 @@ func (db *DB) open(ctx context.Context, changed Changed) (err error) {
 	}
 	db.read.SetMaxOpenConns(readers)
 	db.read.SetMaxIdleConns(readers)
-	db.read.SetConnMaxIdleTime(time.Minute)
+	db.read.SetConnMaxIdleTime(10 * time.Minute) // longer than the schedule looks away: that one stays open
 	conn, err := db.write.Conn(ctx)
 	if err != nil {
 		return err

@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"os/signal"
 	"os/exec"
 	"path/filepath"
 	"strconv"
@@ -54,7 +55,7 @@ func serveTools(faults []string) int {
 		has[f] = true
 	}
 	if has["mute"] {
-		select {}
+		hang()
 	}
 	if has["deaf"] {
 		return serveDeaf()
@@ -115,9 +116,11 @@ func serveTools(faults []string) int {
 	return 0
 }
 
-// serveDeaf is a tool server that reads nothing more once it has told its tools.
+// serveDeaf is a tool server that reads nothing more once it has told its tools, or
+// after the first piece of what is long.
 func serveDeaf() int {
-	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
 		var m struct {
 			ID     json.RawMessage
 			Method string
@@ -130,10 +133,21 @@ func serveDeaf() int {
 			fmt.Printf(`{"jsonrpc":"2.0","id":%s,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"deaf","version":"1"}}}`+"\n", m.ID)
 		case "tools/list":
 			fmt.Printf(`{"jsonrpc":"2.0","id":%s,"result":{"tools":[{"name":"echo","inputSchema":{"type":"object"}}]}}`+"\n", m.ID)
-			select {}
+			hang()
 		}
 	}
+	if errors.Is(lines.Err(), bufio.ErrTooLong) {
+		hang()
+	}
 	return 0
+}
+
+// hang waits for nothing that comes. With select alone the Go runtime would see that
+// and end the process.
+func hang() {
+	signalled := make(chan os.Signal, 1)
+	signal.Notify(signalled, unix.SIGUSR2)
+	<-signalled
 }
 
 func check(t *testing.T, err error) {
