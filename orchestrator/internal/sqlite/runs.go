@@ -271,6 +271,11 @@ func (db *DB) FinishRun(ctx context.Context, e berth.Ending) (v berth.Verdict, e
 		if task != "" {
 			return t.settleTask(e, folder, chat, task, &v)
 		}
+		if e.Uncounted {
+			if err := t.exec(`UPDATE compactions SET attempts = attempts - 1 WHERE run_id = ?`, e.RunID); err != nil {
+				return err
+			}
+		}
 		open, err := t.openBatches(e.RunID)
 		if err != nil {
 			return err
