@@ -42,7 +42,7 @@ func (e *Engine) Start(ctx context.Context, spec turn.Spec, stdin []byte, create
 	if err != nil {
 		return nil, err
 	}
-	want := render(spec, e.opts.Install, e.processors(ctx, c))
+	want := render(spec, e.opts.Install, e.processors(ctx, c, spec.CPUs))
 	// The engine creates the container even when the caller hangs up, and its
 	// answer is the only word on it. So this call is seen through.
 	through, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
@@ -50,7 +50,7 @@ func (e *Engine) Start(ctx context.Context, spec turn.Spec, stdin []byte, create
 	made, err := c.ContainerCreate(through, want.Config, want.Host, nil, nil, want.Name)
 	if err != nil && e.opts.CPUSet == AutoCPUSet && strings.Contains(err.Error(), "CPUs are not available") {
 		// The engine may use other processors than the first few.
-		e.cpuset.Store(new(""))
+		e.cpus.Store(1)
 		want.Host.CpusetCpus = ""
 		made, err = c.ContainerCreate(through, want.Config, want.Host, nil, nil, want.Name)
 	}
@@ -74,24 +74,27 @@ func (e *Engine) Start(ctx context.Context, spec turn.Spec, stdin []byte, create
 	return b, nil
 }
 
-// processors returns the set of processors that containers get; "" is all.
-func (e *Engine) processors(ctx context.Context, c *client.Client) string {
+// processors returns the set of processors for a container that may use so many; ""
+// is all.
+func (e *Engine) processors(ctx context.Context, c *client.Client, cpus float64) string {
 	if e.opts.CPUSet != AutoCPUSet {
 		return e.opts.CPUSet
 	}
-	if known := e.cpuset.Load(); known != nil {
-		return *known
+	n := e.cpus.Load()
+	if n == 0 {
+		info, err := c.Info(ctx)
+		if err != nil {
+			return ""
+		}
+		if n = 1; info.CPUSet {
+			n = int32(info.NCPU)
+		}
+		e.cpus.Store(n)
 	}
-	info, err := c.Info(ctx)
-	if err != nil {
+	if n < 2 || cpus > float64(n-1) {
 		return ""
 	}
-	set := ""
-	if info.CPUSet && info.NCPU > 1 {
-		set = fmt.Sprintf("1-%d", info.NCPU-1)
-	}
-	e.cpuset.Store(&set)
-	return set
+	return fmt.Sprintf("1-%d", n-1)
 }
 
 var markerPattern = regexp.MustCompile(`^[A-Z0-9_]{1,64}$`)

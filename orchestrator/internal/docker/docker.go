@@ -35,7 +35,7 @@ const DefaultHost = "unix:///var/run/docker.sock"
 
 // AutoCPUSet leaves the first processor to the daemon and the engine, if there are
 // two or more: containers that compute, however many, should not delay the
-// messages of others.
+// messages of others. A container that may use more than the rest gets all.
 const AutoCPUSet = "auto"
 
 // StopGrace is the time between SIGTERM and SIGKILL.
@@ -66,7 +66,7 @@ type Engine struct {
 	opts   Options
 	log    *zap.Logger
 	api    atomic.Pointer[client.Client] // nil until the engine answered, and again after it was lost
-	cpuset atomic.Pointer[string]        // what AutoCPUSet comes to on the connected engine
+	cpus   atomic.Int32                  // processors among which AutoCPUSet may choose; 0: not known yet
 	warned sync.Map                      // engine's warnings already logged
 
 	ctx   context.Context // ends with Close
@@ -156,7 +156,7 @@ func (e *Engine) client(ctx context.Context) (*client.Client, error) {
 }
 
 func (e *Engine) forget() {
-	e.cpuset.Store(nil)
+	e.cpus.Store(0)
 	if c := e.api.Swap(nil); c != nil {
 		_ = c.Close()
 	}

@@ -222,9 +222,11 @@ func TestExitCodeAndLateWait(t *testing.T) {
 // those processors gets a container without the wish.
 func TestCPUSet(t *testing.T) {
 	inspect := bare(t)
+	spec := testSpec()
 	of := func(e *Engine) string {
 		t.Helper()
-		b := start(t, e, "exit 0\n")
+		spec.RunID = berth.NewID(8)
+		b := startSpec(t, e, spec, "exit 0\n")
 		wait(t, b)
 		ins, err := inspect.ContainerInspect(t.Context(), b.ID())
 		if err != nil {
@@ -248,7 +250,12 @@ func TestCPUSet(t *testing.T) {
 	if got := of(e); got != want {
 		t.Errorf("auto, of %d: processors %q, want %q", info.NCPU, got, want)
 	}
-	e.cpuset.Store(new("4000-4001"))
+	spec.CPUs = float64(info.NCPU) // it is to have them all
+	if got := of(e); got != "" {
+		t.Errorf("of %d all: processors %q", info.NCPU, got)
+	}
+	spec.CPUs = 1
+	e.cpus.Store(4000)
 	for range 2 {
 		if got := of(e); got != "" {
 			t.Errorf("processors that are not there: %q", got)
