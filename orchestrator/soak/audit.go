@@ -52,7 +52,7 @@ func tellStory(messages []berth.Message) story {
 			for _, t := range tokens {
 				st.asked[t]++
 			}
-		case strings.HasPrefix(m.Text, "<context "):
+		case strings.HasPrefix(m.Text, "<context "), strings.HasPrefix(m.Text, "<memory>"): // an echoed prompt; the latter in a run that was taken over
 			st.echoes = append(st.echoes, tokens)
 			open = !strings.HasSuffix(m.Text, "</messages>")
 		case strings.HasPrefix(m.Text, "again-"), strings.HasPrefix(m.Text, "file-"):

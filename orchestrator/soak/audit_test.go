@@ -30,6 +30,7 @@ func TestAudit(t *testing.T) {
 	}{
 		{"all is well", []kind{plain, plain, silent}, []string{echo(0), echo(1)}, done, report{answered: 2, silent: 1}},
 		{"one answer to a batch", []kind{plain, twice, plain}, []string{echo(0, 1, 2)}, done, report{answered: 3}},
+		{"after a change of daemons", []kind{plain}, []string{"<memory>\n</memory>\n" + echo(0)}, done, report{answered: 1}},
 		{"in two pieces", []kind{plain, twice}, []string{"<context />\n<messages>\n<message>msg-g000-00000", "msg-g000-00001\necho</message>\n</messages>", "again-g000-00001"}, done, report{answered: 2}},
 		{"lost", []kind{plain, plain}, []string{echo(1)}, done, report{answered: 1, lost: 1}},
 		{"half of it lost", []kind{twice}, []string{echo(0)}, done, report{lost: 1}},
