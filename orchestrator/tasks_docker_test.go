@@ -72,6 +72,40 @@ func TestTaskOfAContainer(t *testing.T) {
 	h.finish()
 }
 
+// A model schedules a task by its tool, over MCP; when that is due, the idle run of the
+// chat makes room for it, and its answer comes into the chat and into the log.
+func TestTaskOfAModel(t *testing.T) {
+	t.Parallel()
+	h := withModel(t, "AGENT_ENGINE=model")
+	mustBerth(t, h.root, "groups", "add", "family", "--no-trigger")
+	h.ready()
+	at, value := soon(2 * time.Second)
+	a, err := h.ask("family", fmt.Sprintf(`tool schedule_task {"prompt":"say it is time","schedule_type":"once","schedule_value":"%s"}`, value))
+	if err != nil || !strings.Contains(strings.Join(a.Texts, ""), "is scheduled") {
+		t.Fatalf("%q, %v", a.Texts, err)
+	}
+	tasks, err := h.client.Tasks(t.Context(), "family")
+	if err != nil || len(tasks) != 1 {
+		t.Fatal(tasks, err)
+	}
+	idle, err := h.run("family", "idle")
+	if err != nil {
+		t.Fatal(err)
+	}
+	runs := h.completed("family", tasks[0].ID)
+	if len(runs) != 1 || runs[0].Status != berth.TaskSuccess || runs[0].Result != "it is time" || runs[0].Run == idle.ID {
+		t.Errorf("log: %+v", runs)
+	}
+	if err := h.once("family", "it is time"); err != nil {
+		t.Error(err)
+	}
+	t.Logf("begun %v after it was due, and took %d ms", runs[0].StartedAt.Sub(at), runs[0].DurationMS)
+	if out := mustBerth(t, h.root, "tasks", "log", tasks[0].ID); !strings.Contains(out, "it is time") {
+		t.Errorf("tasks log: %s", out)
+	}
+	h.finish()
+}
+
 // A task that is at work when the daemon is killed is taken over by the next one,
 // and one that became due meanwhile runs then: each once.
 func TestTasksOverARestart(t *testing.T) {
