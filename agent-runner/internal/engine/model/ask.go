@@ -37,8 +37,11 @@ func (e *Engine) ask(ctx context.Context, r llm.Request) (llm.Reply, error) {
 	p := patience{unit: e.pause}
 	for {
 		reply, err := e.try(ctx, r)
-		if err == nil || ctx.Err() != nil {
-			return reply, err
+		if err == nil {
+			return reply, nil
+		}
+		if ctx.Err() != nil { // also if it ended just after the try
+			return reply, context.Cause(ctx)
 		}
 		pause, again := p.pause(err)
 		if !again {

@@ -366,7 +366,7 @@ func TestStop(t *testing.T) {
 			}
 			check(t, c.fake.AwaitIdle(t.Context()))
 			c.again()
-			if got := c.say("echo-history"); !strings.HasPrefix(got, "history: ") {
+			if got := afterTool(c.say("echo-history")); !strings.HasPrefix(got, "history: ") {
 				t.Errorf("after it: %s", got)
 			}
 		})
